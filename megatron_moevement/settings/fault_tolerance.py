@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -207,27 +208,47 @@ class FaultTolerance:
 
     @property
     def first_window(self) -> int:
-        """The W that the job begins with."""
+        """The W that the job begins with, unless the model is too small for it."""
         if isinstance(self.moevement_window, Chosen):
-            return min(max(_FIRST_CHOSEN, self.min_window), self.max_window)
+            return min(max(_FIRST_CHOSEN, self.min_window), self._largest_window)
         return self.moevement_window
 
     @property
+    def first_windows(self) -> Sequence[int]:
+        """W that the job may begin with, the first one where no slot of it would be empty."""
+        least = self.min_window if self.chooses_window else self.first_window
+        return range(self.first_window, least - 1, -1)
+
+    @property
     def min_window(self) -> int:
-        """The smallest W that the job may come to."""
+        """The smallest W that there is room for."""
         given = self.moevement_window
         return self.moevement_min_window or (1 if isinstance(given, Chosen) else given)
 
     @property
     def max_window(self) -> int:
-        """The largest W that the job may come to."""
+        """The largest W that there is room for.
+
+        How many steps may be replayed does not decide it: that may change between launches, and
+        the memory that they find may not.
+        """
         if self.moevement_max_window is not None:
             return self.moevement_max_window
         if not isinstance(self.moevement_window, Chosen):
             return self.moevement_window
-        largest = max(_LARGEST_CHOSEN, self.moevement_min_window or 1)
+        return max(_LARGEST_CHOSEN, self.moevement_min_window or 1)
+
+    @property
+    def windows(self) -> range:
+        """W, as the job may come to it: there is room, and few enough steps are replayed."""
+        return range(self.min_window, self._largest_window + 1)
+
+    @property
+    def _largest_window(self) -> int:
         steps = self.moevement_max_replay_steps
-        return largest if steps is None else min(largest_window(steps, LAG), largest)
+        return (
+            self.max_window if steps is None else min(self.max_window, largest_window(steps, LAG))
+        )
 
     @property
     def changes(self) -> tuple[ScheduleChange, ...]:
@@ -298,8 +319,19 @@ def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
 
 
 def _check_windows(settings: FaultTolerance) -> None:
+    most, changes = settings.moevement_max_replay_steps, settings.changes
+    needed = settings.min_window
+    if not settings.chooses_window:
+        needed = max(change.window for change in changes)
+    replayed = max_replayed_steps(needed, LAG)
+    if most is not None and replayed > most:
+        raise UserError(
+            f"windows of {needed} let a recovery replay {replayed} steps, more than "
+            f"--moevement-max-replay-steps {most} allows: the largest W is "
+            f"{largest_window(most, LAG)}"
+        )
     limits = range(settings.min_window, settings.max_window + 1)
-    for change in settings.changes:
+    for change in changes:
         if change.window not in limits:
             raise UserError(
                 f"W = {change.window} is not between --moevement-min-window "
@@ -309,11 +341,4 @@ def _check_windows(settings: FaultTolerance) -> None:
         raise UserError(
             "--moevement-window auto, the default, chooses the W that follows: leave "
             "--moevement-schedule-changes out, or give --moevement-window W"
-        )
-    most, replayed = settings.moevement_max_replay_steps, max_replayed_steps(limits[-1], LAG)
-    if most is not None and replayed > most:
-        raise UserError(
-            f"windows of {limits[-1]} let a recovery replay {replayed} steps, more than "
-            f"--moevement-max-replay-steps {most} allows: the largest W is "
-            f"{largest_window(most, LAG)}"
         )

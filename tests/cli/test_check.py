@@ -9,7 +9,7 @@ from megatron_moevement.cli import main
 from megatron_moevement.policy.preflight.published import PUBLISHED
 from tests.harness.bad_input import only_line, run_tiny, small_disk
 from tests.harness.foreseen import checked
-from tests.harness.tiny_job import TINY
+from tests.harness.tiny_job import PLAIN, TINY
 
 pytestmark = pytest.mark.distributed
 
@@ -64,6 +64,18 @@ def test_w_is_predicted_by_bandwidths_that_are_given(megatron_fork_server):
         each["slot_bytes"] / 1e5 for each in (one, two, three)
     ]
     assert prediction["chosen"] in {1, 2, 3}
+
+
+def test_a_model_with_few_operators_needs_no_flag_of_windows(megatron_fork_server):
+    flags = [*PLAIN, "--num-layers=1", "--train-iters=100", "--moevement-replicas=1"]
+    flags += ["--moevement-strategy=moevement"]
+    ended = checked(
+        megatron_fork_server, ["-n", "2", NODE, "--json", "--bandwidth=1", "--", *flags]
+    )
+    assert (ended.value, ended.stderr) == (0, "")
+    found = json.loads(ended.stdout)
+    assert (found["window"], found["limits"]) == (3, [1, 8])
+    assert len(found["prediction"]["windows"]) == 8
 
 
 def test_a_script_of_megatron_lm_is_checked_as_it_is(megatron_fork_server, tmp_path):

@@ -69,6 +69,7 @@ def test_the_limits_of_w_are_w_itself_unless_told():
     [
         ({"moevement_window": 5}, (1, 8), 4),
         ({"moevement_window": 5, "moevement_max_replay_steps": 9}, (1, 5), 4),
+        ({"moevement_window": 2, "moevement_max_replay_steps": 3}, (1, 2), 2),
         ({"moevement_window": 5, "moevement_min_window": 5, "moevement_max_window": 6}, (5, 6), 5),
         ({"moevement_window": Chosen.AUTO, "moevement_max_window": 3}, (1, 3), 3),
         ({"moevement_window": Chosen.AUTO}, (1, 8), 4),
@@ -77,7 +78,7 @@ def test_the_limits_of_w_are_w_itself_unless_told():
 def test_a_job_with_a_fixed_w_could_have_chosen_between_limits_of_its_own(given, limits, first):
     chosen = FaultTolerance(**given).resolved().automatic
     assert chosen.chooses_window
-    assert ((chosen.min_window, chosen.max_window), chosen.first_window) == (limits, first)
+    assert ((chosen.windows[0], chosen.windows[-1]), chosen.first_window) == (limits, first)
 
 
 def test_a_job_chooses_its_w_unless_one_is_given():
@@ -123,24 +124,51 @@ def test_what_is_no_w_is_refused(text, reason):
         ({"moevement_max_replay_steps": 9}, 4, (1, 5)),
         ({"moevement_max_replay_steps": 1}, 1, (1, 1)),
         ({"moevement_max_replay_steps": 100}, 4, (1, 8)),
+        ({"moevement_max_window": 9, "moevement_max_replay_steps": 9}, 4, (1, 5)),
     ],
 )
 def test_a_job_that_chooses_w_has_limits(given, first, limits):
     settings = FaultTolerance(moevement_window=Chosen.AUTO, **given)
     check_fault_tolerance(settings, save=None)
     assert settings.first_window == first
-    assert (settings.min_window, settings.max_window) == limits
-    assert settings.resolved().first_window == first
+    assert (settings.windows[0], settings.windows[-1]) == limits
+    resolved = settings.resolved()
+    assert (resolved.first_window, resolved.windows) == (first, settings.windows)
     steps = settings.moevement_max_replay_steps
-    assert steps is None or max_replayed_steps(settings.max_window, LAG) <= steps
+    assert steps is None or max_replayed_steps(settings.windows[-1], LAG) <= steps
+
+
+@pytest.mark.parametrize("window", [1, 2, Chosen.AUTO])
+@pytest.mark.parametrize("limits", [{}, {"moevement_min_window": 1, "moevement_max_window": 9}])
+def test_how_many_steps_may_be_replayed_does_not_decide_what_memory_is_like(window, limits):
+    settings = FaultTolerance(moevement_window=window, **limits)
+    for steps in (None, 3, 9, 100):
+        launch = dataclasses.replace(settings, moevement_max_replay_steps=steps)
+        check_fault_tolerance(launch, save=None)
+        assert launch.min_window == settings.min_window
+        assert launch.max_window == settings.max_window
+
+
+@pytest.mark.parametrize(
+    ("given", "windows"),
+    [
+        ({}, [4, 3, 2, 1]),
+        ({"moevement_min_window": 3}, [4, 3]),
+        ({"moevement_min_window": 6}, [6]),
+        ({"moevement_max_replay_steps": 3}, [2, 1]),
+        ({"moevement_window": 3}, [3]),
+        ({"moevement_window": 3, "moevement_min_window": 1, "moevement_max_window": 8}, [3]),
+    ],
+)
+def test_a_job_that_chooses_w_may_begin_with_a_smaller_one(given, windows):
+    assert [*FaultTolerance(**given).first_windows] == windows
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
         ({"moevement_window": 4, "moevement_max_replay_steps": 6}, "the largest W is 3"),
-        ({"moevement_max_window": 9, "moevement_max_replay_steps": 9}, "the largest W is 5"),
-        ({"moevement_min_window": 6, "moevement_max_replay_steps": 9}, "is not between"),
+        ({"moevement_min_window": 6, "moevement_max_replay_steps": 9}, "the largest W is 5"),
         ({"moevement_schedule_changes": (ScheduleChange(9, 2),)}, "leave --moevement-schedule"),
     ],
 )

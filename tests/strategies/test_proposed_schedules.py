@@ -90,10 +90,14 @@ def test_a_schedule_of_other_operators_is_not_taken(store, caplog):
     assert other.proposed is None
 
 
-def plan_for(inventory=INVENTORY, **windows):
+def planned(inventory, **windows):
     settings = FaultTolerance(moevement_replicas=0, **windows)
     member = Member.of(Host(0, "node", LogicalRank()), inventory.by_rank[LogicalRank()], 100, 50)
-    return plan_of(PlannedJob(settings, [member], Ends.INDEPENDENT, 40))
+    return PlannedJob(settings, [member], Ends.INDEPENDENT, 40)
+
+
+def plan_for(inventory=INVENTORY, **windows):
+    return plan_of(planned(inventory, **windows))
 
 
 def test_there_is_room_for_the_most_and_the_largest_slots_that_limits_allow():
@@ -129,3 +133,24 @@ def test_a_job_without_limits_takes_no_more_than_its_window_needs():
     assert ring == RingShape.equal(
         ring_capacity(3, LAG), ring.buffer_bytes, ring.max_parts, ring.extras_bytes
     )
+
+
+@pytest.mark.parametrize(
+    ("operators", "flags", "window"),
+    [
+        (5, {}, 4),
+        (3, {}, 3),
+        (1, {}, 1),
+        (3, {"moevement_max_replay_steps": 3}, 2),
+        (3, {"moevement_min_window": 4}, 4),
+        (3, {"moevement_window": 4}, 4),
+    ],
+)
+def test_a_job_that_chooses_w_begins_with_no_empty_slot(operators, flags, window):
+    inventory = Inventory({LogicalRank(): INVENTORY.by_rank[LogicalRank()][:operators]})
+    job = planned(inventory, **flags)
+    schedule = plan_of(job).schedule
+    assert schedule.window == window
+    assert sum(map(bool, schedule.full)) == min(operators, window)
+    slots = [schedule.slots[each] for each in schedule.inventory.sorted_operators]
+    assert plan_of(job, slots=slots).schedule == schedule

@@ -102,6 +102,19 @@ def test_a_launch_with_another_window_finds_its_memory_and_changes_the_schedule(
     assert (first_step % 4, version, window) == (0, 1, 3)
 
 
+def test_a_launch_that_may_replay_fewer_steps_finds_its_memory_and_lowers_the_window(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    program = CASE.protected_program(megatron_fork_server, text, "--moevement-window=auto")
+    run = Run(program, tmp_path)
+    die(run, CASE, FaultPoint.GATHER, [12])
+    fewer = "--moevement-max-replay-steps=3"
+    assert digest_differences(run.finish(fewer), uninterrupted(CASE)) == []
+    windows = [window for _, _, window in schedules_of(run.events)]
+    assert windows[0] == 2
+    assert set(windows) <= {1, 2}
+
+
 UNTIED = "--untie-embeddings-and-output-weights"
 JOB = LocalizedJob.of(
     "pp2-ep2 bf16 replicated bias", 4, 2, 3, UNTIED, "--expert-model-parallel-size=1"

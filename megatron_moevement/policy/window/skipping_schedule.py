@@ -9,7 +9,7 @@ these share a slot where they fit into one, and popular layers come last.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from megatron_moevement.policy.job.operators import Inventory, OperatorId
 from megatron_moevement.policy.window.ordering import Ordering, order_by_layers, order_operators
@@ -55,6 +55,21 @@ def schedule_of(
     if order is None:
         return by_index.schedule
     return skip_most(by_index, order, has_room=has_room).schedule
+
+
+def first_schedule(inventory: Inventory, windows: Iterable[int]) -> WindowSchedule:
+    """Returns the schedule for the first W of some that leaves no slot empty, else for the last.
+
+    A model with few operators has no use for a larger one: replays are longer, slots no smaller.
+
+    Args:
+        windows: one at least.
+    """
+    schedules = (schedule_of(inventory, window) for window in windows)
+    schedule = next(schedules)
+    while not all(schedule.full) and (following := next(schedules, None)) is not None:
+        schedule = following
+    return schedule
 
 
 def skip_most(

@@ -72,7 +72,7 @@ def foresee(
     )
     job = PlannedJob(lenient, members, ends, train_iters)
     plan = plan_of(job)
-    limits = settings.min_window, settings.max_window
+    limits = settings.windows[0], settings.windows[-1]
     return JobForecast(
         processes=_processes(plan, cluster, sizes),
         schedule=plan.schedule,
@@ -92,10 +92,9 @@ def _windows(job: PlannedJob, plan: JobPlan) -> WindowOptions:
     is_chosen, automatic = job.settings.chooses_window, job.settings.automatic
     if not is_chosen:
         plan = plan_of(dataclasses.replace(job, settings=automatic))
-    limits = range(automatic.min_window, automatic.max_window + 1)
-    sizes = slot_sizes(plan.schedule, limits, plan.room)
+    sizes = slot_sizes(plan.schedule, automatic.windows, plan.room)
     largest = {window: each.largest_bytes for window, each in sizes.items()}
-    return WindowOptions(automatic.first_window, largest, is_chosen)
+    return WindowOptions(plan.schedule.window, largest, is_chosen)
 
 
 def _spares(settings: FaultTolerance, cluster: Cluster, members: list[Member]) -> tuple[Spare, ...]:

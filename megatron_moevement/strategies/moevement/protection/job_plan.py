@@ -22,7 +22,7 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.popularity import room_for
 from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule, room_of
 from megatron_moevement.policy.window.schedule_document import encoded_bytes
-from megatron_moevement.policy.window.skipping_schedule import schedule_of
+from megatron_moevement.policy.window.skipping_schedule import first_schedule, schedule_of
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
     broadcast_json,
@@ -68,13 +68,13 @@ class PlannedJob:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest W that the job may come to."""
+        """The smallest and the largest W that there is room for."""
         return self.settings.min_window, self.settings.max_window
 
     @cached_property
     def basis(self) -> str:
         """Digest of what the schedule and all sizes follow from; restarts change none of it."""
-        windows = [self.settings.first_window, *self.limits]
+        windows = [*self.settings.first_windows, *self.limits]
         first = f"{windows} {self.ends.value} {self.train_iters}"
         digest = hashlib.sha256(first.encode())
         for member in self.members:
@@ -317,10 +317,12 @@ def _schedule(
     both = frozenset({OperatorId(OperatorKind.EMBEDDING), OperatorId(OperatorKind.HEAD)})
     operators = {rank: own.operators for rank, own in sizes.items()}
     inventory = Inventory(operators, (both,) if job.ends is Ends.TIED else ())
+    windows = job.settings.first_windows
     if slots is not None:
         known = dict(zip(inventory.sorted_operators, slots, strict=True))
-        return WindowSchedule(inventory, job.settings.first_window, known)
-    return schedule_of(inventory, job.settings.first_window)
+        # Planned with an empty slot at most where no smaller W was allowed.
+        return WindowSchedule(inventory, max(1 + max(slots), windows[-1]), known)
+    return first_schedule(inventory, windows)
 
 
 def check_alike(digests: Sequence[str]) -> None:

@@ -62,8 +62,7 @@ class ScheduleChanges:
         planned = memory.plan.schedule
         self._memory = memory
         self._changes = settings.changes
-        limits = range(settings.min_window, settings.max_window + 1)
-        self._maker = ScheduleMaker(planned, limits, memory.plan.room, kernels)
+        self._maker = ScheduleMaker(planned, settings.windows, memory.plan.room, kernels)
         self._chooser: WindowChooser | None = None
         if settings.chooses_window:
             replicas = memory.plan.placement.replicas
@@ -197,7 +196,9 @@ class ScheduleChanges:
 
         def make() -> WindowSchedule | None:
             window, used = fixed, None
-            if chooser is not None:
+            if chooser is not None and fixed not in maker.windows:
+                window = maker.planned.window  # a former launch might replay more steps
+            elif chooser is not None:
                 window, used = chooser.choose(fixed, maker.used_of(in_force))
             schedule = maker.wanted(window, known, used)
             if maker.may_follow(schedule, newest):
