@@ -155,8 +155,8 @@ def test_memory_of_another_window_is_refused_in_a_line(launch, killed, tmp_path)
     result = launch(*killed(), "--moevement-window=3")
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()[-1:]
-    limits = "--moevement-max-window 2 --moevement-min-window 2"
-    assert f"made with {limits}: launch with {limits}" in line
+    window = "--moevement-window 2"
+    assert f"made with {window}: launch with {window} and without limits of W to go on" in line
 
 
 def test_what_a_run_began_with_is_part_of_it(launch, killed, tmp_path):

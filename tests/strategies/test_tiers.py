@@ -226,6 +226,20 @@ def test_a_tier_of_gpus_becomes_a_checkpoint_without_any(
     assert digest_differences(finished, uninterrupted(NOTHING_DRAWN)) == []
 
 
+def test_a_tier_of_a_job_with_a_w_is_refused_with_that_w_where_none_is_given(run, uninterrupted):
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    name = run.newest
+    with run.start("--moevement-window=auto") as job:
+        result = job.wait()
+    assert set(result.exit_codes) == {2}
+    said = result.ranks[0].stdout + result.ranks[0].stderr
+    assert f"was written by a job of other flags, with W = {CASE.window}: launch with those" in said
+    assert f"(--moevement-window {CASE.window} where it had a W, else its limits of W)" in said
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    assert run.taken == [name.committed]
+
+
 @pytest.mark.slow
 def test_machines_that_compute_otherwise_go_on_from_a_tier_and_promise_no_bits(run, uninterrupted):
     kill_with_two_tiers(run)

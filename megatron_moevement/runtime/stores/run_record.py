@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
@@ -18,6 +19,9 @@ from megatron_moevement.runtime.stores.store import (
     process_folders,
 )
 from megatron_moevement.runtime.stores.store_lock import lock_owner
+
+_LIMITS = ("--moevement-min-window", "--moevement-max-window")
+"""Of W, as the layout of a run has them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +64,26 @@ def check_layout(run_folders: list[Path], identity: RunIdentity) -> None:
                 continue
             others = {*found.layout.items()} - {*identity.layout.items()}
             if others and (folder / JOURNAL_NAME).exists():
-                flags = " ".join(f"{name} {value}" for name, value in sorted(others))
+                flags, needed = _as_flags(dict(others))
                 raise UserError(
                     f"this run left its memory in {folder}, made with {flags}: launch with "
-                    f"{flags} to go on from it, or remove {run_folder} to begin without it"
+                    f"{needed} to go on from it, or remove {run_folder} to begin without it"
                 )
+
+
+def _as_flags(layout: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the flags of a launch with such a layout, and these with what it must lack.
+
+    A W from which the limits follow is one flag, which a job has had that chose none.
+    """
+    rest = dict(layout)
+    smallest, largest = (layout.get(name) for name in _LIMITS)
+    is_fixed = smallest is not None and smallest == largest
+    if is_fixed:
+        rest = {name: value for name, value in layout.items() if name not in _LIMITS}
+        rest["--moevement-window"] = str(largest)
+    flags = " ".join(f"{name} {value}" for name, value in sorted(rest.items()))
+    return flags, f"{flags} and without limits of W" if is_fixed else flags
 
 
 def left_runs(root: Path, own_run_id: str) -> tuple[LeftRun, ...]:

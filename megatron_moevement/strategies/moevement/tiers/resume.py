@@ -191,9 +191,12 @@ def _check(
     try:
         part = _part(source, objects)
         if part.told.author.fingerprint != objects.identity.portable_fingerprint:
+            window = len(part.slots)
             raise UserError(
-                f"{source.name} in {source.target.place} was written by a job of other flags: "
-                f"launch with those to go on from it, or give another {FLAG} to begin without it"
+                f"{source.name} in {source.target.place} was written by a job of other flags, with "
+                f"W = {window}: launch with those to go on from it (--moevement-window {window} "
+                "where it had a W, else its limits of W), or give another "
+                f"{FLAG} to begin without it"
             )
         if not shape.has_room_for_all(part.slots):
             raise UserError(
