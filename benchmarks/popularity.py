@@ -77,6 +77,7 @@ FLAGS = (
     "--num-workers=0",
     "--untie-embeddings-and-output-weights",
     "--moevement-strategy=moevement",
+    "--moevement-window=4",
     "--moevement-order=hard",
 )
 SKEWNESS = (0.25, 0.50, 0.75)

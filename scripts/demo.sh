@@ -35,7 +35,10 @@ TRAINING_ARGS=(
     --eval-interval $((iterations / 4)) --eval-iters 4 --moevement-no-progress-bar
 )
 JOB_ARGS=("${MODEL_ARGS[@]}" "${MODEL_PARALLEL_ARGS[@]}" "${DATA_ARGS[@]}" "${TRAINING_ARGS[@]}")
-MOEVEMENT_ARGS=(--moevement-strategy moevement --inprocess-restart --moevement-run-id "demo-$$")
+# With a W of its own, so that no choice of another one changes how many steps are replayed.
+MOEVEMENT_ARGS=(
+    --moevement-strategy moevement --moevement-window 4 --inprocess-restart --moevement-run-id "demo-$$"
+)
 FAULT_ARGS=(--moevement-faults "kill:$killed_in:backward@2")
 
 echo

@@ -78,7 +78,7 @@ def test_replication_that_is_slower_than_training_is_reported_once(megatron_fork
     job = megatron_fork_server.run(capture_over_a_slow_link, world_size=1, args=[str(tmp_path)])
     ((said,),) = job.check().values
     assert said.startswith("replication is slower than training: up to step ")
-    assert "raise --moevement-window" in said
+    assert "raise --moevement-window, or --moevement-max-window where W is chosen" in said
 
 
 def test_a_window_that_is_waited_for_now_and_then_is_not_reported(caplog):

@@ -31,8 +31,9 @@ class Pace:
         self._is_told = True
         logger.warning(
             "replication is slower than training: up to step %d training has waited for the copies "
-            "of %d windows in a row; raise --moevement-window, lower --moevement-replicas, or "
-            "receive copies at a faster --moevement-replication-interface",
+            "of %d windows in a row; raise --moevement-window, or --moevement-max-window where W "
+            "is chosen, lower --moevement-replicas, or receive copies at a faster "
+            "--moevement-replication-interface",
             step,
             _WINDOWS,
         )
