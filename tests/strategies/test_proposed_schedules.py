@@ -23,6 +23,7 @@ from megatron_moevement.strategies.moevement.schedules.exchange import Proposed,
 
 EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(5)]
 INVENTORY = Inventory({LogicalRank(): tuple(Operator(expert, 12, 2) for expert in EXPERTS)})
+TO_THE_END = (Ends.INDEPENDENT, 40)
 SMALLER = Inventory({LogicalRank(): INVENTORY.by_rank[LogicalRank()][:4]})
 
 
@@ -93,7 +94,7 @@ def test_a_schedule_of_other_operators_is_not_taken(store, caplog):
 def planned(inventory, **windows):
     settings = FaultTolerance(moevement_replicas=0, **windows)
     member = Member.of(Host(0, "node", LogicalRank()), inventory.by_rank[LogicalRank()], 100, 50)
-    return PlannedJob(settings, [member], Ends.INDEPENDENT, 40)
+    return PlannedJob(settings, [member], *TO_THE_END)
 
 
 def plan_for(inventory=INVENTORY, **windows):
@@ -126,6 +127,31 @@ def test_slots_of_windows_that_may_change_take_what_two_of_them_do():
     assert [schedule_of(inventory, window).fits_into(plan.room) for window in range(1, 6)] == [
         True
     ] * 5
+
+
+def test_what_a_job_begins_with_does_not_decide_what_memory_is_like():
+    shares = ((8, 4, 9, 9, 6, 5, 1), (1, 1, 4, 1, 1, 5, 6))
+    experts = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(7)]
+    members = [
+        Member.of(
+            Host(number, "node", LogicalRank(dp=number)),
+            tuple(
+                Operator(expert, 12 * share, 2 * share)
+                for expert, share in zip(experts, of_rank, strict=True)
+            ),
+            *(100, 50),
+        )
+        for number, of_rank in enumerate(shares)
+    ]
+    plans = [
+        plan_of(PlannedJob(FaultTolerance(moevement_replicas=0, **each), members, *TO_THE_END))
+        for each in ({}, {"moevement_max_replay_steps": 3}, {"moevement_max_replay_steps": 1})
+    ]
+    assert [plan.schedule.window for plan in plans] == [4, 2, 1]
+    first, *others = plans
+    for other in others:
+        assert (other.room, other.rings) == (first.room, first.rings)
+        assert (other.logs, other.journal) == (first.logs, first.journal)
 
 
 def test_a_job_without_limits_takes_no_more_than_its_window_needs():

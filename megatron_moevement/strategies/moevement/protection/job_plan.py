@@ -288,9 +288,7 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
     sizes = {member.host.occupied: read(member.sizes) for member in job.members}
     schedule = _schedule(job, sizes, slots)
     largest = job.limits[1]
-    others = {*job.limits} - {schedule.window}
-    schedules = [schedule, *(schedule_of(schedule.inventory, window) for window in others)]
-    room = room_of(schedules)
+    room = _room(schedule, job.limits)
     operators = schedule.inventory.sorted_operators
     experts = sum(one.kind is OperatorKind.EXPERT for one in operators)
     return JobPlan(
@@ -309,6 +307,21 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
         logs=log_shapes(max_log_steps(largest, LAG + 1), sizes),
         basis=job.basis,
     )
+
+
+def _room(first: WindowSchedule, limits: tuple[int, int]) -> Mapping[LogicalRank, SlotRoom]:
+    """Returns the room of each rank: by the limits alone, which are those of each launch of a run.
+
+    Args:
+        first: that the job begins with, another one maybe in another launch; it decides nothing
+            where there is room for it.
+    """
+    ends = [
+        first if window == first.window else schedule_of(first.inventory, window)
+        for window in {*limits}
+    ]
+    room = room_of(ends)
+    return room if first.fits_into(room) else room_of([first, *ends])
 
 
 def _schedule(
