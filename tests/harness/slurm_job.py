@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job of `scripts/train_moe.sbatch` on a real Slurm of virtual nodes, struck and judged.
 
-    scripts/slurm_local.sh .venv/bin/python -m tests.harness.slurm_job CASE SEED FOLDER
+    scripts/slurm_local.sh .venv/bin/python -m tests.harness.slurm_job CASE SEED FOLDER STEPS
 
 Each case has a Slurm of its own, so that none finds what another left.
 """
@@ -26,24 +26,28 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 120
+LONG, SHORT = 120, 60
+"""Steps of a job: of most, and of one that has time enough when it loses a process."""
 NODES, TASKS_PER_NODE, SPARES = 3, 2, 2
 GRACE_S = 30
 """That a preempted job gets for its save."""
 HELD_S = 8.0
 """For which a rank is held up in its save: more than Slurm's KillWait, less than the grace."""
-COPIED_STEPS = 9
+WINDOW = 3
+COPIED_STEPS = 3 * WINDOW
 """Steps after a recovery in which each slot is copied again: three windows."""
 WORDS = 300
 PATIENCE_S = 400.0
 POLL_S = 0.2
+END_POLL_S = 1.0
+"""Nothing is struck by when the end of a job is seen, and each look starts a process."""
 MODEL = (
     "--model-preset=tiny --num-layers=4 --hidden-size=64 --num-attention-heads=4 --num-experts=4"
     " --moe-ffn-hidden-size=32 --moe-router-topk=2 --seq-length=64 --max-position-embeddings=64"
     " --pipeline-model-parallel-size=2 --expert-model-parallel-size=2"
-    f" --micro-batch-size=2 --global-batch-size=8 --train-iters={STEPS}"
+    " --micro-batch-size=2 --global-batch-size=8"
     " --lr-warmup-fraction=0 --eval-iters=0 --log-interval=1 --save-interval=100000"
-    " --moevement-window=3 --moevement-no-progress-bar"
+    f" --moevement-window={WINDOW} --moevement-no-progress-bar"
 ).split()
 
 
@@ -58,6 +62,11 @@ class Case(Enum):
     PREEMPTION = "preemption"
     GRACE = "grace"
     NO_SPARES = "no-spares"
+
+    @property
+    def steps(self) -> int:
+        """The steps of a job that is struck."""
+        return SHORT if self is Case.PROCESS else LONG
 
 
 QUEUED_AGAIN = frozenset({Case.FIRST_NODE, Case.PREEMPTION, Case.GRACE})
@@ -75,30 +84,32 @@ class Outcome:
 class SlurmJob:
     """One job; made in the namespace of `scripts/slurm_local.sh`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Takes a folder in which the job runs."""
-        self.folder = folder
+    def __init__(self, folder: Path, steps: int) -> None:
+        """Takes a folder in which the job runs, and the steps that it trains."""
+        self.folder, self.steps = folder, steps
         self.events = folder / "run" / "events"
         self.digest = folder / "digest.json"
         self._data, self._tokenizer = folder / "text", folder / "tokenizer.json"
         _prepare_words(self._data, self._tokenizer)
         self._ids: list[str] = []
 
-    def submit(self, *flags: str, options: Sequence[str] = ()) -> None:
+    def submit(
+        self, *, options: Sequence[str] = (), nodes: int = NODES, spares: int = SPARES
+    ) -> None:
         """Submits it, or what goes on with it."""
         environment = os.environ | {
             "RUN_DIR": str(self.folder / "run"),
             "REPOSITORY": str(ROOT),
             "DATA_PATH": str(self._data),
             "TOKENIZER_MODEL": str(self._tokenizer),
-            "SPARES": str(SPARES),
+            "SPARES": str(spares),
             "SRUN_FLAGS": "--cpu-bind=none",
             "OMP_NUM_THREADS": "1",
         }
-        command = ["sbatch", "--parsable", f"--nodes={NODES}", f"--output={self.folder}/log"]
+        command = ["sbatch", "--parsable", f"--nodes={nodes}", f"--output={self.folder}/log"]
         command += [f"--ntasks-per-node={TASKS_PER_NODE}", "--gpus-per-node=0", *options]
         command += [str(ROOT / "scripts" / "train_moe.sbatch"), *MODEL]
-        command += ["--moevement-state-digest", str(self.digest), *flags]
+        command += [f"--train-iters={self.steps}", "--moevement-state-digest", str(self.digest)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr)
@@ -123,7 +134,7 @@ class SlurmJob:
     def saved(self) -> list[int]:
         """Returns the steps before the last one of which there are checkpoints, in order."""
         steps = {event.iteration for event in self._of(EventName.CHECKPOINT_SAVED)}
-        return sorted(steps - {STEPS})
+        return sorted(steps - {self.steps})
 
     def lost_steps(self) -> list[int]:
         """Returns how many committed steps each recovery gave up."""
@@ -144,16 +155,16 @@ class SlurmJob:
     def await_end(self) -> Outcome:
         """Waits until Slurm counts the job as ended."""
         ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
-        self._await(lambda: self.outcome().state in ended, "the end")
+        self._await(lambda: self.outcome().state in ended, "the end", END_POLL_S)
         return self.outcome()
 
-    def _await(self, holds: Callable[[], bool], what: str) -> None:
+    def _await(self, holds: Callable[[], bool], what: str, poll_s: float = POLL_S) -> None:
         ends_s = time.monotonic() + PATIENCE_S
         while not holds():
             if time.monotonic() > ends_s:
                 log = (self.folder / "log").read_text()[-6000:]
                 raise SystemExit(f"{what} never came: {self.outcome()}\n{log}")
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
 
 
 def _prepare_words(prefix: Path, tokenizer_file: Path) -> None:
@@ -245,13 +256,14 @@ def strike(case: Case, job: SlurmJob, draw: random.Random) -> None:
     if case is Case.TIME_LIMIT:
         job.submit(options=("--time=1", "--signal=TERM@25"))
         first = job.await_end()
-        report(f"at its time limit: {first}, after step {job.committed()} of {STEPS}")
+        report(f"at its time limit: {first}, after step {job.committed()} of {job.steps}")
         job.submit()
         return
-    job.submit()
-    if case is Case.NOTHING:
+    if case is Case.NOTHING:  # the bits do not depend on who stands by
+        job.submit(nodes=NODES - SPARES // TASKS_PER_NODE, spares=0)
         return
-    job.await_step(draw.randrange(5, STEPS // 2))
+    job.submit()
+    job.await_step(draw.randrange(5, job.steps // 2))
     time.sleep(draw.uniform(0, 0.5))
     report(f"{case.value}: struck after step {job.committed()}: {job.outcome()}")
     if case is Case.PROCESS:
@@ -297,11 +309,11 @@ def is_as_promised(case: Case, job: SlurmJob) -> bool:
     return held and not any(job.lost_steps())
 
 
-def main(case: str, seed: str, folder: str) -> int:
+def main(case: str, seed: str, folder: str, steps: str) -> int:
     """Runs a case; its digest lies in the folder, and its last line is how the job ended."""
     path = Path(folder)
     path.mkdir(parents=True)
-    job = SlurmJob(path)
+    job = SlurmJob(path, int(steps))
     strike(Case(case), job, random.Random(f"{case} {seed}"))  # noqa: S311
     outcome = job.await_end()
     report(f"{case}: {outcome}, step {job.committed()}, lost steps {job.lost_steps()}")

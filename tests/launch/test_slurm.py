@@ -6,6 +6,7 @@ As root, after apt-get install -y slurmctld slurmd slurm-client munge:
     ./scripts/test.sh -m 'slow or not slow' tests/launch/test_slurm.py
 """
 
+import functools
 import json
 import os
 import secrets
@@ -32,9 +33,10 @@ TRIALS = [
 pytestmark = pytest.mark.skipif(not HAS_SLURM, reason="Slurm is not installed, or not as root")
 
 
-def run(case, seed, folder):
+def run(case, seed, folder, steps):
     """Runs a case; returns the digest of the state that its job ended with, and what it printed."""
     command = [LOCAL, sys.executable, "-m", "tests.harness.slurm_job", case.value, seed, folder]
+    command.append(str(steps))
     grace_s = GRACE_S if case is Case.GRACE else 0
     environment = os.environ | {"NODES": "4", "GRACE_S": str(grace_s)}
     done = subprocess.run(
@@ -48,8 +50,13 @@ def run(case, seed, folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The digest of a job to which nothing happens."""
-    return run(Case.NOTHING, "0", tmp_path_factory.mktemp("slurm") / "undisturbed")[0]
+    """Returns the digest of a job of some steps to which nothing happens."""
+
+    @functools.cache
+    def digest(steps):
+        return run(Case.NOTHING, "0", tmp_path_factory.mktemp("slurm") / "undisturbed", steps)[0]
+
+    return digest
 
 
 @pytest.mark.timeout(60)
@@ -63,7 +70,7 @@ def test_a_command_has_nodes_of_its_own():
 @pytest.mark.parametrize(("case", "number"), TRIALS)
 def test_what_a_job_loses_changes_no_bit(case, number, undisturbed, tmp_path, capsys):
     seed = secrets.token_hex(4)
-    digest, printed = run(case, seed, tmp_path / "job")
+    digest, printed = run(case, seed, tmp_path / "job", case.steps)
     with capsys.disabled():
         sys.stdout.write(f"seed {seed}, {printed}")
-    assert digest == undisturbed
+    assert digest == undisturbed(case.steps)
