@@ -171,7 +171,7 @@ RUNS = {
     ),
     r"\.venv/bin/python benchmarks/.*": HOURS,
     r"pytest .* tests/strategies/test_bystanders\.py": SLOW,
-    r"\.venv/bin/python -m megatron_moevement\.testing\.simulate --seeds 10000": SLOW,
+    r"\.venv/bin/python -m megatron_moevement\.testing\.simulate --seeds \d{4,}.*": SLOW,
     r"\.venv/bin/python -m megatron_moevement\.testing\.simulate .* --mutate .*": Here(code=1),
 }
 """What runs a command, by how it looks; the first pattern that fits counts."""
