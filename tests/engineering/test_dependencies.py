@@ -55,7 +55,7 @@ def test_the_package_imports_nothing_that_is_for_tests():
     assert {path: names for path, names in found.items() if names} == {}
 
 
-@pytest.mark.parametrize("name", ["hypothesis", "psutil", "pytest", "tests"])
+@pytest.mark.parametrize("name", ["hypothesis", "mypy", "pytest", "tests"])
 def test_an_import_for_tests_is_found(name):
     assert undeclared(f"import numpy\ndef f():\n    from {name}.harness import g") == {name}
 

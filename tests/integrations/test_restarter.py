@@ -163,8 +163,8 @@ def test_who_meets_nobody_in_time_calls_the_roll_again_if_the_others_do(
     store, attempts = dist.HashStore(), []
     launch = dataclasses.replace(LAUNCH, processes=3, secret=Secret(b"s" * 64))
     notes = _Notes(store, launch.secret, launch.attempt)
-    notes.agreed("moevement/roll0/called", [0, 1, 2])
-    notes.agreed("moevement/roll1/called", [0, 2])
+    notes.agreed("moevement/roll0/called", [[0, 2]])
+    notes.agreed("moevement/roll1/called", [[0, 0], [2, 2]])
 
     def attempt():
         attempts.append(os.environ["WORLD_SIZE"])

@@ -13,6 +13,7 @@ from megatron_moevement.policy.watching.measurements import (
     Work,
 )
 from megatron_moevement.runtime.coordination.progress import Spent
+from megatron_moevement.runtime.observation.cpu_times import CpuShare
 from megatron_moevement.strategies.moevement.capture.profiler import Profiler
 
 NONE = timedelta()
@@ -39,7 +40,8 @@ class Rank:
         self.copies = Copies()
         self.cpu_s = {1: 0.0}
         self.cpu_readings = 0
-        self.profiler = Profiler(lambda: self.now_s, self.cpu_times)
+        share = CpuShare(lambda: self.now_s, self.cpu_times)
+        self.profiler = Profiler(lambda: self.now_s, share)
         self.measured = lambda: self.profiler.measured(self.copies)
 
     def cpu_times(self):

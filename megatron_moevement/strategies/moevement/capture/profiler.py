@@ -11,18 +11,14 @@ from datetime import timedelta
 from megatron_moevement.policy.watching.measurements import (
     HISTORY,
     NOT_MEASURED,
-    CpuTimes,
     Measured,
     MeasuredStep,
     Reduced,
     Work,
 )
 from megatron_moevement.runtime.coordination.progress import Spent
-from megatron_moevement.runtime.observation.cpu_times import cpu_times
+from megatron_moevement.runtime.observation.cpu_times import CpuShare
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
-
-_LEAST_S = 1.0
-"""Between two readings of CPU times: each takes a millisecond."""
 
 
 class Profiler:
@@ -35,20 +31,16 @@ class Profiler:
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
-        cpu_times: Callable[[], CpuTimes] = cpu_times,
+        cpu_share: CpuShare | None = None,
     ) -> None:
         """Has measured nothing.
 
         Args:
             clock: returns seconds.
-            cpu_times: returns those until now.
+            cpu_share: of this process; None: by its own clock.
         """
         self._clock = clock
-        self._read_cpu_times = cpu_times
-        self._cpu_read_s = -_LEAST_S
-        self._cpu_times: CpuTimes | None = None  # the newest; the capture's thread alone writes it
-        self._cpu_told: CpuTimes | None = None
-        self._taken_share = 0.0
+        self._cpu_share = CpuShare(clock) if cpu_share is None else cpu_share
         self._captured: deque[Work] = deque(maxlen=HISTORY)
         self._copy_s = self._hash_s = 0.0  # until now; the capture's thread alone writes them
         self._told = Spent()
@@ -64,9 +56,7 @@ class Profiler:
         self._captured.append(Work(size_bytes, copy_s + hash_s))
         self._copy_s += copy_s
         self._hash_s += hash_s
-        now_s = self._clock()
-        if now_s - self._cpu_read_s >= _LEAST_S:
-            self._cpu_read_s, self._cpu_times = now_s, self._read_cpu_times()
+        self._cpu_share.read()
 
     def step_ends(self, log_wait: timedelta) -> None:
         """Notes that a step comes to its barrier, after `waits` and a wait for the log."""
@@ -108,14 +98,8 @@ class Profiler:
         """Returns what was measured since the last call; NOT_MEASURED of the first steps."""
         steps, is_warm, has_trouble = self._steps, self._is_warm, self._has_trouble
         self._steps, self._is_warm, self._has_trouble = [], True, copies.is_in_trouble
-        self._take_cpu_times()
+        taken_share = self._cpu_share.taken()
         if not is_warm or has_trouble or copies.is_in_trouble or not steps:
             return NOT_MEASURED
         captured, sent = tuple(self._captured), copies.sent.values()
-        return Measured.of(captured, sent, steps, self._taken_share).vote
-
-    def _take_cpu_times(self) -> None:
-        told, now = self._cpu_told, self._cpu_times
-        if told is not None and now is not None and now is not told:
-            self._taken_share = now.taken_share(told)
-        self._cpu_told = now
+        return Measured.of(captured, sent, steps, taken_share).vote
