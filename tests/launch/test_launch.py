@@ -239,7 +239,7 @@ def test_the_others_learn_who_has_ended_and_the_launcher_why_they_stop(start, tm
 
 def test_programs_get_the_end_of_the_job_alone_on_standard_output(start, tmp_path):
     body = """
-    print("of rank", RANK)
+    sys.stdout.write(f"of rank {RANK}\\n")  # at once: unbuffered, print writes in pieces
     sys.exit(7 * RANK)
     """
     process = start(body, "-n", "1", "-s", "1", "--json")

@@ -105,8 +105,8 @@ def test_a_launch_with_another_window_finds_its_memory_and_changes_the_schedule(
 def test_a_launch_that_may_replay_fewer_steps_finds_its_memory_and_lowers_the_window(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
-    program = CASE.protected_program(megatron_fork_server, text, "--moevement-window=auto")
-    run = Run(program, tmp_path)
+    chosen = ("--moevement-window=auto", BY_INDEX)
+    run = Run(CASE.protected_program(megatron_fork_server, text, *chosen), tmp_path)
     die(run, CASE, FaultPoint.GATHER, [12])
     fewer = "--moevement-max-replay-steps=3"
     assert digest_differences(run.finish(fewer), uninterrupted(CASE)) == []
