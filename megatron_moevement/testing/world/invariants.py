@@ -228,14 +228,15 @@ class Invariants:
     def drops(self, process: Process, keys: Iterable[SlotKey], new: SlotKey) -> None:
         """Checks that only garbage is dropped: a launch may bring back slots of old schedules.
 
-        All slots after one of a window before the persisted one are captured again.
+        All slots after one of a window before the persisted one are captured again, and so are
+        those of later steps while no window is persisted: all ranks replay from the first state.
         """
         persisted = self._persisted.get(process.store.rollbacks)
         if persisted is not None and new.window < persisted:
             return
         schedule_version = self._epochs.get(process.store.rollbacks, 0)
         for key in keys:
-            is_later = persisted is None or key.step >= persisted.start
+            is_later = key.step < new.step if persisted is None else key.step >= persisted.start
             needed = is_later and key.window.schedule_version >= schedule_version
             require(not needed, "2 dropped", process, "drops", key, "while", persisted, "needs it")
 
