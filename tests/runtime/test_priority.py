@@ -1,43 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads beside training leave cores to it; training's own thread keeps its priority."""
 
-import ctypes
 import os
-import platform
-import struct
 import threading
-from datetime import timedelta
 
 import pytest
 
 from megatron_moevement.runtime.capture.background import Background
-from megatron_moevement.runtime.priority import BACKGROUND_NICE, BACKGROUND_SLICE, lower_priority
-
-SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
-LINUX = tuple(int(number) for number in platform.release().split("-")[0].split(".")[:2])
+from megatron_moevement.runtime.priority import BACKGROUND_NICE, lower_priority
 
 
 def own_nice():
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-def own_slice():
-    """Returns the slices of the calling thread as the kernel has them; `struct sched_attr`."""
-    attributes = struct.Struct("=IIQiIQQQ")
-    found = ctypes.create_string_buffer(attributes.size)
-    call = ctypes.c_long(SCHED_GETATTR[platform.machine()])
-    assert not ctypes.CDLL(None).syscall(call, 0, found, attributes.size, 0)
-    return timedelta(microseconds=attributes.unpack(found.raw)[5] / 1000)
-
-
-def nice_after(*steps, look=own_nice):
+def nice_after(*steps):
     """Returns the priority of a thread that takes steps, after each."""
     seen = []
 
     def run():
         for step in steps:
             step()
-            seen.append(look())
+            seen.append(own_nice())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -49,13 +33,6 @@ def test_the_thread_alone_that_asks_for_it_takes_what_is_left():
     before = own_nice()
     assert nice_after(lower_priority, lower_priority) == [max(before, BACKGROUND_NICE)] * 2
     assert own_nice() == before
-
-
-@pytest.mark.skipif(LINUX < (6, 12), reason="gives no slices that are asked for")
-def test_its_slices_are_longer_than_those_of_others():
-    before = own_slice()
-    assert nice_after(lower_priority, look=own_slice) == [BACKGROUND_SLICE]
-    assert own_slice() == before < BACKGROUND_SLICE
 
 
 def test_a_priority_that_is_lower_stays():
