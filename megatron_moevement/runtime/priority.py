@@ -10,22 +10,33 @@ BACKGROUND_NICE = 10
 """A tenth of the share of a core that a training thread gets where both want the same core."""
 
 
-def lower_priority() -> None:
+_SLOT_THREADS: set[int] = set()
+"""Native ids of threads of this process, also of some that have ended."""
+
+
+def lower_priority(*, for_slots: bool = True) -> None:
     """Lowers the calling thread's priority for good, so that it takes cores that training leaves.
 
     Where training leaves none, it gets its share later: training waits for it then, and only then.
     A thread whose priority is as low already stays as it is.
+
+    Args:
+        for_slots: whether its work grows with the bytes of slots.
     """
     thread = threading.get_native_id()  # Linux: each thread has its own
     if os.getpriority(os.PRIO_PROCESS, thread) < BACKGROUND_NICE:
         os.setpriority(os.PRIO_PROCESS, thread, BACKGROUND_NICE)
+    if for_slots:
+        _SLOT_THREADS.add(thread)
 
 
-def is_lowered(thread: int) -> bool:
-    """Returns whether a thread of this process, by its native id, is to take what training leaves.
+def works_for_slots(thread: int) -> bool:
+    """Returns whether a thread, by its native id, works for slots with what training leaves.
 
-    In a process that begins with such a priority no thread is.
+    In a process that begins with such a priority no thread does.
     """
+    if thread not in _SLOT_THREADS:
+        return False
     try:
         niceness = os.getpriority(os.PRIO_PROCESS, thread)
     except ProcessLookupError:  # it has ended

@@ -115,3 +115,4 @@ def test_threads_that_ended_or_have_a_former_one_s_number_take_nothing():
     assert after({2: 1.5}, 8.0, 0.0, 20.0).taken_share(BEFORE) == 0.5 / 8.0
     assert after({1: 0.5, 2: 1.0}, 8.0, 0.0, 20.0).taken_share(BEFORE) == 0
     assert after({1: 4.0}, 0.0, 0.0, 0.0).taken_share(BEFORE) == 0
+    assert after({1: 4.0}, 8.0, 0.0, 0.0).taken_share(BEFORE) == 0  # no core is known

@@ -300,6 +300,17 @@ def test_empty_slots_cost_as_little_as_they_hold():
     assert costs[3] <= 0.75 * COST_SHARE < costs[2]
 
 
+@given(st.floats(0, 1), st.integers(1, MOST - 1))
+def test_links_too_slow_for_any_w_keep_empty_slots_whatever_they_cost(contention_s, used):
+    """Of few operators the slots that are filled may be larger on average than those of W = 8."""
+    slots = {window: -(-MOST // window) * 100 for window in range(1, MOST + 1)}
+    measured = Measured(slots[used] * 1.2, 25.0, 1.0, 0.0, contention_s)
+    choice = WindowChoice(MOST, used=used)
+    for _ in range(12):
+        choice = choice.after(measured, slots, replicas=2)
+        assert (choice.window, choice.used) == (MOST, used)
+
+
 def test_what_led_to_a_choice_counts_for_the_w_in_force_alone():
     choice = WindowChoice(4, slack_windows=2)
     assert WindowChoice.under(4, None, choice) is choice

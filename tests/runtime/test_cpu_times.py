@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU times are those of the threads that work beside training, of the process and of its cores."""
+"""CPU times are those of the threads that work for slots, of the process and of its cores."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -8,10 +9,16 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from megatron_moevement.runtime.observation.cpu_times import cpu_times
-from megatron_moevement.runtime.priority import BACKGROUND_NICE, is_lowered, lower_priority
+from megatron_moevement.policy.watching.measurements import CpuTimes
+from megatron_moevement.runtime.observation.cpu_times import CpuShare, cpu_times
+from megatron_moevement.runtime.priority import (
+    BACKGROUND_NICE,
+    lower_priority,
+    works_for_slots,
+)
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 BURNT_S = 0.3
@@ -42,13 +49,14 @@ def in_a_thread(*calls):
 @pytest.mark.skipif(
     os.getpriority(os.PRIO_PROCESS, 0) >= BACKGROUND_NICE, reason="nothing can be lowered here"
 )
-def test_threads_beside_training_are_those_of_lowered_priority():
+def test_the_threads_that_count_are_those_that_work_for_slots():
     before, began_s = cpu_times(), time.monotonic()
     beside, end_beside, beside_thread = in_a_thread(lower_priority, burn)
-    other, end_other, other_thread = in_a_thread(burn)
+    lowered = functools.partial(lower_priority, for_slots=False)
+    other, end_other, other_thread = in_a_thread(lowered, burn)
     now, spent_s = cpu_times(), time.monotonic() - began_s
-    assert is_lowered(beside)
-    assert not is_lowered(other)
+    assert works_for_slots(beside)
+    assert not works_for_slots(other)
     assert now.beside_s[beside] >= BURNT_S - 2 * TICK_S
     assert other not in now.beside_s
     assert now.process_s - before.process_s >= 2 * BURNT_S - 2 * TICK_S
@@ -62,17 +70,43 @@ def test_threads_beside_training_are_those_of_lowered_priority():
     while Path(f"/proc/self/task/{beside}").exists():  # a thread ends after those who join it
         time.sleep(0.001)
     assert beside not in cpu_times().beside_s
-    assert not is_lowered(beside)
+    assert not works_for_slots(beside)
 
 
 def test_a_process_of_low_priority_has_no_threads_of_a_lower_one():
     code = (
         "import os, threading\n"
-        "from megatron_moevement.runtime.priority import is_lowered\n"
+        "from megatron_moevement.runtime.priority import lower_priority, works_for_slots\n"
         f"os.nice({BACKGROUND_NICE} - os.getpriority(os.PRIO_PROCESS, 0))\n"
-        "print(is_lowered(threading.get_native_id()))\n"
+        "lower_priority()\n"
+        "print(works_for_slots(threading.get_native_id()))\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert found.stdout == "False\n"
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied(), PermissionError("no /proc")])
+def test_what_a_sandbox_hides_ends_nothing_and_takes_nothing(error):
+    readings = iter([CpuTimes({1: spent}, 10 * spent, 0.0, spent) for spent in (1.0, 2.0)])
+
+    def times():
+        found = next(readings, None)
+        if found is None:
+            raise error
+        return found
+
+    clock = iter(range(100))
+    share = CpuShare(lambda: float(next(clock)), times)
+    found = []
+    for _ in range(3):
+        share.read()
+        found.append(share.taken())
+    assert found == [0.0, 0.1, 0.0]
+
+
+def test_cores_with_other_numbers_all_count(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4096})
+    all_s = sum(sum(core[:8]) for core in psutil.cpu_times(percpu=True))
+    assert cpu_times().cores_s >= all_s

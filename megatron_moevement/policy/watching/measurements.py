@@ -44,7 +44,7 @@ class CpuTimes(NamedTuple):
     """CPU time until now.
 
     Attributes:
-        beside_s: of the process's threads that work beside training, by their ids.
+        beside_s: of the process's threads that work for slots beside training, by their ids.
         process_s: of the whole process.
         idle_s: of all cores that the process may run on, in which nothing ran.
         cores_s: of all these cores.
@@ -58,12 +58,12 @@ class CpuTimes(NamedTuple):
     def taken_share(self, before: CpuTimes) -> float:
         """Returns the share of an iteration that threads beside training take from it.
 
-        It is 0 where cores are idle. Where all are busy, a process gets as much of them whatever
-        its threads do: what these threads take, training does without.
+        It is 0 where cores are idle, or none is known. Where all are busy, a process gets as much
+        of them whatever its threads do: what these threads take, training does without.
         """
         idle_s, cores_s = self.idle_s - before.idle_s, self.cores_s - before.cores_s
         process_s = self.process_s - before.process_s
-        if process_s <= 0 or idle_s > IDLE_SHARE * cores_s:
+        if process_s <= 0 or cores_s <= 0 or idle_s > IDLE_SHARE * cores_s:
             return 0.0
         beside_s = sum(
             spent_s - min(before.beside_s.get(thread, 0.0), spent_s)

@@ -223,6 +223,8 @@ def _cheap(choice: WindowChoice, slots: Mapping[int, int]) -> int | None:
             if more_bytes <= 0:
                 return choice.trial.former
             return _smallest(slots, _cheap_bytes(choice, slots, more_s / more_bytes))
+    if choice.used is not None:
+        return None  # links are too slow for the slots of any W
     # The first windows of a W touch memory for the first time: the least counts.
     byte_s = min(choice.contention_s) / max(_slot_bytes(choice, slots), 1)
     if _slot_bytes(choice, slots) <= _cheap_bytes(choice, slots, byte_s):

@@ -30,6 +30,8 @@ class Background(Closing, Generic[T]):
     Once a piece has failed, handing over and waiting raise what `failure` makes of its error.
     """
 
+    _for_slots = False
+
     def __init__(
         self, name: str, work: Callable[[T], None], failure: Callable[[Exception], Exception]
     ) -> None:
@@ -100,7 +102,7 @@ class Background(Closing, Generic[T]):
             return holds() or self._failure is not None
 
     def _run(self) -> None:
-        lower_priority()
+        lower_priority(for_slots=self._for_slots)
         while (piece := self._pieces.get()) is not None:
             if self._failure is None:
                 self._do(*piece)

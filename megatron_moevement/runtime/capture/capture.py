@@ -56,6 +56,8 @@ class Capture(Background[_Snapshot]):
     Whatever it is asked for raises CaptureError once a snapshot has failed.
     """
 
+    _for_slots = True
+
     def __init__(self, stream: CopyStream) -> None:
         self._stream = stream
         self._copied = 0

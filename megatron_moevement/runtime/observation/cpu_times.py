@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU times of this process, of its threads beside training, and of its cores."""
+"""CPU times of this process, of its threads that work for slots, and of its cores."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from collections.abc import Callable
 import psutil
 
 from megatron_moevement.policy.watching.measurements import CpuTimes
-from megatron_moevement.runtime.priority import is_lowered
+from megatron_moevement.runtime.priority import works_for_slots
 
 _LEAST_S = 1.0
-"""Between two readings: each takes a millisecond."""
+"""Between two readings: each takes a millisecond or two, for all threads of the process."""
 
 
 def cpu_times() -> CpuTimes:
     """Returns them until now; any thread may call it. It takes about a millisecond."""
     process, allowed = psutil.Process(), os.sched_getaffinity(0)
     spent = process.cpu_times()
-    cores = [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in allowed]
+    cores = psutil.cpu_times(percpu=True)
+    if max(allowed) < len(cores):  # else they have other numbers
+        cores = [cores[number] for number in sorted(allowed)]
     return CpuTimes(
         {
             thread.id: thread.user_time + thread.system_time
             for thread in process.threads()
-            if is_lowered(thread.id)
+            if works_for_slots(thread.id)
         },
         spent.user + spent.system,
         sum(core.idle + core.iowait for core in cores),
@@ -34,7 +36,7 @@ def cpu_times() -> CpuTimes:
 
 
 class CpuShare:
-    """What threads beside training take of its CPU time.
+    """What threads that work for slots take of the CPU time of this process.
 
     One of them reads, the training thread asks what was taken.
     """
@@ -60,12 +62,21 @@ class CpuShare:
         """Reads CPU times, once a second at most."""
         now_s = self._clock()
         if now_s - self._read_s >= _LEAST_S:
-            self._read_s, self._newest = now_s, self._times()
+            self._read_s, self._newest = now_s, self._known()
+
+    def _known(self) -> CpuTimes | None:
+        """Returns CPU times, None where a sandbox hides them: then W is chosen without them."""
+        try:
+            return self._times()
+        except (psutil.Error, OSError):
+            return None
 
     def taken(self) -> float:
         """Returns the share since the last call; the same again where nothing was read since."""
         told, newest = self._told, self._newest
         self._told = newest
-        if told is not None and newest is not None and newest is not told:
+        if newest is None:
+            self._taken = 0.0
+        elif told is not None and newest is not told:
             self._taken = newest.taken_share(told)
         return self._taken

@@ -78,7 +78,7 @@ class BackgroundCheck(Closing):
         self._thread.join()
 
     def _run(self) -> None:
-        lower_priority()
+        lower_priority(for_slots=False)
         self._began = self._cpu_times()
         while not self._closed.wait(_BETWEEN_PASSES):
             for ring in self._rings():

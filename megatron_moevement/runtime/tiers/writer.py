@@ -145,7 +145,7 @@ class TierWriter(Closing):
         self._thread.join(_PATIENCE_S)
 
     def _run(self) -> None:
-        lower_priority()
+        lower_priority(for_slots=False)
         try:
             while True:
                 slots = self._await(self._next)
