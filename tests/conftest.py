@@ -21,6 +21,7 @@ from tests.harness.leaks_fixture import (  # noqa: F401  (a plugin of two names)
     fail_on_leaks,
     pytest_runtest_makereport,
 )
+from tests.harness.missing_fixtures import refuse_missing_fixtures
 from tests.harness.object_store import object_store  # noqa: F401
 
 # A pool of threads, once started by an operation, would never end: the leak check sees threads.
@@ -55,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    refuse_missing_fixtures(items)
     _mark_one_at_a_time(items)
     _skip_without_gpu(items)
 

@@ -228,7 +228,10 @@ SHOWN_BY = {
         "timed out|stages 1, 2 had not finished replaying|not in a group call",
     ),
     "closed-calls": (
-        test_a_batch_of_messages_that_fails_leaves_no_group_of_calls_open,
+        functools.partial(
+            test_a_batch_of_messages_that_fails_leaves_no_group_of_calls_open,
+            mishap="failed-batch",
+        ),
         "JSONDecodeError",  # of what was gathered and has not come
     ),
     "connecting-thread": (
@@ -246,13 +249,27 @@ SHOWN_BY = {
 """What shows that a mend is needed, and what becomes of its job without it."""
 
 
+TAKEN = ("megatron_fork_server", "text", "uninterrupted", "digest_of", "tmp_path")
+"""Fixtures that there are for what shows it."""
+
+
+def taken_by(shown_by):
+    """Returns what a test takes that is not given to it."""
+    given = getattr(shown_by, "keywords", {})
+    return inspect.signature(shown_by).parameters.keys() - given.keys()
+
+
+@pytest.mark.parametrize("mend", SHOWN_BY)
+def test_what_shows_a_mend_takes_what_there_is_for_it(mend):
+    shown_by, _ = SHOWN_BY[mend]
+    assert taken_by(shown_by) <= {*TAKEN}
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("megatron_fork_server", "text", "uninterrupted", "digest_of")
+@pytest.mark.usefixtures(*TAKEN)
 @pytest.mark.parametrize("mend", SHOWN_BY)
 def test_a_job_is_lost_without_the_mend_that_a_test_is_for(mend, request, monkeypatch):
     monkeypatch.setenv(WITHOUT, f"without-{mend}")
     shown_by, end = SHOWN_BY[mend]
-    given = getattr(shown_by, "keywords", {})
-    wanted = inspect.signature(shown_by).parameters.keys() - given.keys()
     with pytest.raises(AssertionError, match=end):
-        shown_by(**{name: request.getfixturevalue(name) for name in wanted})
+        shown_by(**{name: request.node.funcargs[name] for name in taken_by(shown_by)})
