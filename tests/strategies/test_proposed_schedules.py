@@ -129,9 +129,23 @@ def test_slots_of_windows_that_may_change_take_what_two_of_them_do():
     ] * 5
 
 
-def test_what_a_job_begins_with_does_not_decide_what_memory_is_like():
-    shares = ((8, 4, 9, 9, 6, 5, 1), (1, 1, 4, 1, 1, 5, 6))
-    experts = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(7)]
+@pytest.mark.parametrize(
+    ("shares", "limits", "launches"),
+    [
+        (
+            ((8, 4, 9, 9, 6, 5, 1), (1, 1, 4, 1, 1, 5, 6)),
+            {},
+            {4: {}, 2: {"moevement_max_replay_steps": 3}, 1: {"moevement_max_replay_steps": 1}},
+        ),
+        (  # the second rank's largest slot of all W of 3 to 5 is one of W = 4
+            ((3, 8, 2, 2, 9, 7), (3, 3, 5, 7, 4, 1)),
+            {"moevement_min_window": 3, "moevement_max_window": 5},
+            {4: {}, 3: {"moevement_max_replay_steps": 5}, 5: {"moevement_window": 5}},
+        ),
+    ],
+)
+def test_what_a_job_begins_with_does_not_decide_what_memory_is_like(shares, limits, launches):
+    experts = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(len(shares[0]))]
     members = [
         Member.of(
             Host(number, "node", LogicalRank(dp=number)),
@@ -143,15 +157,18 @@ def test_what_a_job_begins_with_does_not_decide_what_memory_is_like():
         )
         for number, of_rank in enumerate(shares)
     ]
-    plans = [
-        plan_of(PlannedJob(FaultTolerance(moevement_replicas=0, **each), members, *TO_THE_END))
-        for each in ({}, {"moevement_max_replay_steps": 3}, {"moevement_max_replay_steps": 1})
+    settings = [
+        FaultTolerance(moevement_replicas=0, **limits, **each) for each in launches.values()
     ]
-    assert [plan.schedule.window for plan in plans] == [4, 2, 1]
+    plans = [plan_of(PlannedJob(each, members, *TO_THE_END)) for each in settings]
+    assert [plan.schedule.window for plan in plans] == [*launches]
     first, *others = plans
     for other in others:
         assert (other.room, other.rings) == (first.room, first.rings)
         assert (other.logs, other.journal) == (first.logs, first.journal)
+    windows = range(settings[0].min_window, settings[0].max_window + 1)
+    inventory = first.schedule.inventory
+    assert all(schedule_of(inventory, window).fits_into(first.room) for window in windows)
 
 
 def test_a_job_without_limits_takes_no_more_than_its_window_needs():

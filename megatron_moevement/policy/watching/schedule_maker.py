@@ -11,7 +11,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.watching.measurements import Measured, Reduced
 from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.policy.window.popularity import Popularity
-from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule
+from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule, room_of
 from megatron_moevement.policy.window.skipping_schedule import ExpertOrder, schedule_of
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
@@ -57,6 +57,21 @@ def schedule_by_index(planned: WindowSchedule, window: int) -> WindowSchedule:
         planned: that the job began with.
     """
     return planned if window == planned.window else schedule_of(planned.inventory, window)
+
+
+def room_for_windows(
+    planned: WindowSchedule, windows: Iterable[int]
+) -> Mapping[LogicalRank, SlotRoom]:
+    """Returns the room of each rank for any W of some: which one a job begins with decides nothing.
+
+    Largest slots do not always become smaller with W, nor windows larger: where ranks have unlike
+    operators, a rank may have its largest slot at a W in between.
+
+    Args:
+        planned: that the job begins with; another W maybe in another launch.
+        windows: all W that any launch may come to.
+    """
+    return room_of(schedule_by_index(planned, window) for window in windows)
 
 
 def slot_sizes(

@@ -62,7 +62,7 @@ class SlotRoom(NamedTuple):
         return max(slots) <= self.slot_bytes and sum(slots) <= self.window_bytes
 
 
-def room_of(schedules: Sequence[WindowSchedule]) -> Mapping[LogicalRank, SlotRoom]:
+def room_of(schedules: Iterable[WindowSchedule]) -> Mapping[LogicalRank, SlotRoom]:
     """Returns the room of each rank for the slots of any of some schedules.
 
     A window counts as if all of its slots were as large as its largest: another order of operators

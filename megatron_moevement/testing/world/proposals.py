@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.watching.schedule_maker import ScheduleMaker
+from megatron_moevement.policy.watching.schedule_maker import ScheduleMaker, room_for_windows
 from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice
 from megatron_moevement.policy.window.popularity import Popularity
-from megatron_moevement.policy.window.schedule import SlotRoom, room_of
-from megatron_moevement.policy.window.skipping_schedule import schedule_of
+from megatron_moevement.policy.window.schedule import SlotRoom
 from megatron_moevement.policy.window.timetable import Proposal, due_change, may_propose
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scheduling import Proposed, Wish
@@ -43,13 +42,10 @@ class Proposals:
         conditions = scenario.conditions
         self._are_any = bool(scenario.changes) or conditions.counts_tokens or conditions.measures
         smallest, largest = scenario.min_window, scenario.max_window
-        others = {smallest, largest} - {planned.window} if self._are_any else ()
-        at_limits = [schedule_of(planned.inventory, window) for window in others]
+        windows = range(smallest, largest + 1)
+        reached = windows if self._are_any else (planned.window,)
         self._maker = ScheduleMaker(
-            planned,
-            range(smallest, largest + 1),
-            room_of([planned, *at_limits]),
-            conditions.kernels,
+            planned, windows, room_for_windows(planned, reached), conditions.kernels
         )
         sizes = self._maker.sizes() if conditions.measures else {}
         self._slots = {window: size.largest_bytes for window, size in sizes.items()}

@@ -19,10 +19,11 @@ from megatron_moevement.policy.copies.retention import LAG, max_log_steps, max_r
 from megatron_moevement.policy.job.operators import Inventory, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.watching.schedule_maker import room_for_windows
 from megatron_moevement.policy.window.popularity import room_for
-from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule, room_of
+from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule
 from megatron_moevement.policy.window.schedule_document import encoded_bytes
-from megatron_moevement.policy.window.skipping_schedule import first_schedule, schedule_of
+from megatron_moevement.policy.window.skipping_schedule import first_schedule
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
     broadcast_json,
@@ -287,8 +288,8 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
     read = sizes_reader()
     sizes = {member.host.occupied: read(member.sizes) for member in job.members}
     schedule = _schedule(job, sizes, slots)
-    largest = job.limits[1]
-    room = _room(schedule, job.limits)
+    least, largest = job.limits
+    room = room_for_windows(schedule, range(least, largest + 1))
     operators = schedule.inventory.sorted_operators
     experts = sum(one.kind is OperatorKind.EXPERT for one in operators)
     return JobPlan(
@@ -307,21 +308,6 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
         logs=log_shapes(max_log_steps(largest, LAG + 1), sizes),
         basis=job.basis,
     )
-
-
-def _room(first: WindowSchedule, limits: tuple[int, int]) -> Mapping[LogicalRank, SlotRoom]:
-    """Returns the room of each rank: by the limits alone, which are those of each launch of a run.
-
-    Args:
-        first: that the job begins with, another one maybe in another launch; it decides nothing
-            where there is room for it.
-    """
-    ends = [
-        first if window == first.window else schedule_of(first.inventory, window)
-        for window in {*limits}
-    ]
-    room = room_of(ends)
-    return room if first.fits_into(room) else room_of([first, *ends])
 
 
 def _schedule(
