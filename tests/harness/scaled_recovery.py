@@ -47,10 +47,11 @@ from megatron_moevement.strategies.moevement.protection.first_captures import (
     first_captures,
 )
 from megatron_moevement.strategies.moevement.protection.job_plan import (
+    Found,
     PlannedJob,
     check_alike,
     plan_of,
-    shared_slots,
+    shared_plan,
 )
 from megatron_moevement.strategies.moevement.protection.left_state import gather_facts
 from megatron_moevement.strategies.moevement.protection.members import Member
@@ -200,7 +201,9 @@ class ScaledRecovery:
         told, facts = self.told, self.told.facts
         self._own = told.ranked[self.number]
         self._settings = FaultTolerance(moevement_window=WINDOW)
-        self._former = plan_of(PlannedJob(self._settings, told.members, facts.ends, TRAIN_ITERS))
+        job = PlannedJob(self._settings, told.members, facts.ends, TRAIN_ITERS)
+        self._former = plan_of(job)
+        self._found = Found.of(job, self._former)
         origin = told.computations
         self._carried = CarriedState()
         if not self._is_new:
@@ -237,10 +240,9 @@ class ScaledRecovery:
             for member, own, has in zip(told.members, told.computations.by_rank, known, strict=True)
         ]
         yield "introduction", (Values([[one, None] for one in said]),)
-        slots = [former.schedule.slots[one] for one in former.schedule.inventory.sorted_operators]
         lacking: list[str] = []
         digests = ["a" * 64 if has else "b" * 64 for has in known]
-        agreed = (Values([slots]), Values(digests), Values([lacking]), Values([None]))
+        agreed = (Values([self._found]), Values(digests), Values([lacking]), Values([None]))
         yield "plan of the job", agreed
         held = [
             [one.process, [[str(rank), step] for rank, step in _held(one).items()]]
@@ -329,8 +331,8 @@ class ScaledRecovery:
         told, carried = self._introduced, self._carried
         job = PlannedJob(self._settings, told.members, Ends.INDEPENDENT, TRAIN_ITERS)
         former = None if self._is_new else self._former
-        slots = shared_slots(job, former, told.bases, CPU)
-        self._job_plan = plan_of(job, 1, former, slots)
+        found = shared_plan(job, former, told.bases, CPU)
+        self._job_plan = plan_of(job, 1, former, found)
         check_alike(gather_unlike(self._job_plan.schedule.digest, CPU))
         judged = gather_distinct(judge(told.computations, carried), CPU)
         agree_on_guarantee(told.computations, judged, carried)

@@ -17,7 +17,7 @@ from megatron_moevement.policy.window.skipping_schedule import schedule_of
 from megatron_moevement.policy.window.timetable import Proposal
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
-from megatron_moevement.strategies.moevement.protection.job_plan import PlannedJob, plan_of
+from megatron_moevement.strategies.moevement.protection.job_plan import Found, PlannedJob, plan_of
 from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.schedules.exchange import Proposed, ScheduleExchange
 
@@ -192,8 +192,8 @@ def test_a_job_without_limits_takes_no_more_than_its_window_needs():
 def test_a_job_that_chooses_w_begins_with_no_empty_slot(operators, flags, window):
     inventory = Inventory({LogicalRank(): INVENTORY.by_rank[LogicalRank()][:operators]})
     job = planned(inventory, **flags)
-    schedule = plan_of(job).schedule
+    plan = plan_of(job)
+    schedule = plan.schedule
     assert schedule.window == window
     assert sum(map(bool, schedule.full)) == min(operators, window)
-    slots = [schedule.slots[each] for each in schedule.inventory.sorted_operators]
-    assert plan_of(job, slots=slots).schedule == schedule
+    assert plan_of(job, found=Found.of(job, plan)).schedule == schedule

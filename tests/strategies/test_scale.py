@@ -17,13 +17,15 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.recovery import recovery_planner
 from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.policy.window import skipping_schedule
+from megatron_moevement.policy.window.schedule import SlotRoom
 from megatron_moevement.runtime.coordination import agreement
 from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.carried_state import CarriedState
 from megatron_moevement.strategies.moevement.protection import members
-from megatron_moevement.strategies.moevement.protection.job_plan import PlannedJob, plan_of
+from megatron_moevement.strategies.moevement.protection.job_plan import Found, PlannedJob, plan_of
 from megatron_moevement.strategies.moevement.protection.left_state import gather_facts
 from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.recovery import planning
@@ -202,7 +204,7 @@ def test_sizes_that_ranks_have_in_common_are_read_once(monkeypatch):
     assert len(plan.schedule.inventory.by_rank) == 3
 
 
-def job_of(*full_bytes, restarted=0):
+def job_of(*full_bytes, restarted=0, settings=SETTINGS):
     """Returns a job of ranks that hold a replica of two operators and one more each."""
     gates = [OperatorId.parse(f"layers.{layer}.gate") for layer in range(len(full_bytes) + 2)]
     members = [
@@ -214,7 +216,7 @@ def job_of(*full_bytes, restarted=0):
         )
         for number, size in enumerate(full_bytes)
     ]
-    return PlannedJob(SETTINGS, members, Ends.INDEPENDENT, 100)
+    return PlannedJob(settings, members, Ends.INDEPENDENT, 100)
 
 
 def test_a_schedule_stays_over_restarts_and_other_hosts_get_other_copies():
@@ -247,8 +249,17 @@ def test_another_job_is_planned_anew(other):
 def test_a_newcomer_comes_to_the_schedule_of_the_others():
     job = job_of(12, 24, 36)
     former = plan_of(job)
-    slots = [former.schedule.slots[each] for each in former.schedule.inventory.sorted_operators]
-    assert plan_of(job, 0, None, slots) == former
-    assert plan_of(job, 0, None, slots).schedule.digest == former.schedule.digest
-    other = plan_of(job, 0, None, [(slot + 1) % 3 for slot in slots])
+    found = Found.of(job, former)
+    assert plan_of(job, 0, None, found) == former
+    assert plan_of(job, 0, None, found).schedule.digest == former.schedule.digest
+    other = plan_of(job, 0, None, found._replace(slots=[(slot + 1) % 3 for slot in found.slots]))
     assert other.schedule.digest != former.schedule.digest
+    larger = [SlotRoom(room.slot_bytes + 4096, room.window_bytes) for room in found.room]
+    assert plan_of(job, 0, None, found._replace(room=larger)).rings != former.rings
+
+
+def test_a_newcomer_plans_no_window(monkeypatch):
+    job = job_of(12, 12, 36, settings=FaultTolerance())
+    former = plan_of(job)
+    monkeypatch.setattr(skipping_schedule, "plan_window", lambda *_, **__: pytest.fail("planned"))
+    assert plan_of(job, 1, None, Found.of(job, former)) == plan_of(job, 1, former)

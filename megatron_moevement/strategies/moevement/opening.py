@@ -52,7 +52,7 @@ from megatron_moevement.strategies.moevement.protection.job_plan import (
     agree_on_plan,
     check_alike,
     plan_of,
-    shared_slots,
+    shared_plan,
 )
 from megatron_moevement.strategies.moevement.protection.members import LogShape, Member
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
@@ -105,8 +105,8 @@ class MoEvement(ResidentState):
         former = self._plan
         told = introduce(settings, objects, live, own, None if former is None else former.basis)
         job = PlannedJob(settings, told.members, objects.ends, protected.train_iters)
-        slots = shared_slots(job, former, told.bases, objects.device)
-        plan = plan_of(job, generation.number, former, slots)
+        found = shared_plan(job, former, told.bases, objects.device)
+        plan = plan_of(job, generation.number, former, found)
         root, run_id = store_place(settings, objects.identity)
         _agree(plan, told, objects, carried, notices, left=lacking_in(root / run_id))
         self._plan = plan

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -81,6 +82,36 @@ class PlannedJob:
         for member in self.members:
             digest.update(f"\n{member.host.rank} {member.sizes}".encode())
         return digest.hexdigest()
+
+
+class Found(NamedTuple):
+    """What of a plan takes a while to find; a process that lacks it gets it from another one.
+
+    Attributes:
+        slots: of the operators, in their order.
+        room: of ranks, once for those of equal sizes, in the order of the members.
+    """
+
+    slots: Sequence[int]
+    room: Sequence[SlotRoom]
+
+    @classmethod
+    def of(cls, job: PlannedJob, plan: JobPlan) -> Found:
+        """Returns what a plan has of it."""
+        operators = plan.schedule.inventory.sorted_operators
+        alike = {member.sizes: member.host.occupied for member in job.members}
+        rooms = [plan.room[rank] for rank in alike.values()]
+        return cls([plan.schedule.slots[op] for op in operators], rooms)
+
+    def room_of(self, members: Sequence[Member]) -> Mapping[LogicalRank, SlotRoom]:
+        """Returns the room of each rank.
+
+        Raises:
+            ValueError: it is of members with other sizes.
+        """
+        alike = dict.fromkeys(member.sizes for member in members)
+        rooms = dict(zip(alike, self.room, strict=True))
+        return {member.host.occupied: rooms[member.sizes] for member in members}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,32 +253,32 @@ def agree_on_plan(
     return plan
 
 
-def shared_slots(
+def shared_plan(
     job: PlannedJob, former: JobPlan | None, bases: Sequence[str | None], device: torch.device
-) -> Sequence[int] | None:
-    """Returns the slots of the operators from who has planned the same job before.
+) -> Found | None:
+    """Returns what a process has found that has planned the same job before; all ranks call it.
 
     Args:
         former: the newest plan of this process.
         bases: of the newest plans of all ranks.
 
     Returns:
-        None where all have, or nobody has.
+        None where all have planned it, or none has.
     """
     if job.basis not in bases or {*bases} == {job.basis}:
         return None
-    own: list[int] = []
+    own = None
     if former is not None and former.basis == job.basis:
-        own = [former.schedule.slots[op] for op in former.schedule.inventory.sorted_operators]
-    slots: list[int] = broadcast_json(own, bases.index(job.basis), device)
-    return slots
+        own = Found.of(job, former)
+    slots, room = broadcast_json(own, bases.index(job.basis), device)
+    return Found(slots, [SlotRoom(*each) for each in room])
 
 
 def plan_of(
     job: PlannedJob,
     restarts: int = 0,
     former: JobPlan | None = None,
-    slots: Sequence[int] | None = None,
+    found: Found | None = None,
 ) -> JobPlan:
     """Plans a job; `check_alike` must follow.
 
@@ -255,7 +286,7 @@ def plan_of(
         restarts: of the job in place, until now. `--moevement-strict-replicas` and the limit of
             host memory refuse to begin a job; one that has lost processes keeps fewer copies.
         former: a plan of this process; what it has of the same job stays.
-        slots: of the operators, in their order, as others have planned them; None: to be planned.
+        found: in a plan of the same job by others; None: to be found.
 
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
@@ -263,18 +294,18 @@ def plan_of(
     """
     settings, members = job.settings, job.members
     if former is None or former.basis != job.basis:
-        former = _sized(job, slots)
+        former = _sized(job, found)
     is_strict = settings.moevement_strict_replicas and not restarts
     strictness = Strictness.REFUSE if is_strict else Strictness.LOWER
-    found = tuple(spare for member in members for spare in member.spares)
-    hosts = (*(member.host for member in members), *(spare.host for spare in found))
+    spares = tuple(spare for member in members for spare in member.spares)
+    hosts = (*(member.host for member in members), *(spare.host for spare in spares))
     placement = place_replicas(hosts, settings.moevement_replicas, strictness)
     plan = dataclasses.replace(
         former,
         hosts=hosts,
         placement=placement,
         limit_bytes=settings.host_memory_limit_bytes,
-        spares=found,
+        spares=spares,
         warning=placement.warning,
     )
     if restarts:
@@ -283,13 +314,16 @@ def plan_of(
     return plan
 
 
-def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
+def _sized(job: PlannedJob, found: Found | None) -> JobPlan:
     """Returns the plan of a job with its schedule and all sizes, and without any holder."""
     read = sizes_reader()
     sizes = {member.host.occupied: read(member.sizes) for member in job.members}
-    schedule = _schedule(job, sizes, slots)
+    schedule = _schedule(job, sizes, None if found is None else found.slots)
     least, largest = job.limits
-    room = room_for_windows(schedule, range(least, largest + 1))
+    if found is None:
+        room = room_for_windows(schedule, range(least, largest + 1))
+    else:
+        room = found.room_of(job.members)
     operators = schedule.inventory.sorted_operators
     experts = sum(one.kind is OperatorKind.EXPERT for one in operators)
     return JobPlan(
