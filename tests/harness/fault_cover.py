@@ -19,7 +19,7 @@ from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.combinations import Combination
 from tests.harness.pairwise import Pair, Ties, cover_pairs
-from tests.harness.planned_change import OTHER_WINDOWS, Change, Moment, PlannedChange
+from tests.harness.planned_change import BY_INDEX, OTHER_WINDOWS, Change, Moment, PlannedChange
 
 UNTIED = "--untie-embeddings-and-output-weights"
 """Two stages that share an embedding replay together, which would be all stages of two."""
@@ -298,7 +298,7 @@ class Row:
     def protection(self) -> tuple[str, ...]:
         """Flags that protect it and strike it."""
         save = (f"--save-interval={self.step}",) if self.phase == "save" else ()
-        change = () if self.planned is None else self.planned.flags
+        change = (BY_INDEX,) if self.planned is None else self.planned.flags
         return (
             "--moevement-strategy=moevement",
             f"--moevement-window={self.window}",

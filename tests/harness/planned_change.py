@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 
+BY_INDEX = "--moevement-order=index"
+"""Keeps the order of experts where it is not what changes."""
 _STEPS_TO_AGREE = 2
 OTHER_WINDOWS = {2: 3, 3: 4, 4: 2}
 """To which W a job comes that begins with one: a larger one, or a smaller one."""
@@ -105,6 +107,7 @@ class PlannedChange:
             return ("--moevement-order=hard",)
         sizes = self.window, self.new_window
         return (
+            BY_INDEX,
             f"--moevement-schedule-changes={self.due}:{self.new_window}",
             f"--moevement-min-window={min(sizes)}",
             f"--moevement-max-window={max(sizes)}",

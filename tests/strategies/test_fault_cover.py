@@ -40,7 +40,7 @@ from tests.harness.fork_server import JobFailedError
 from tests.harness.interruption import Run
 from tests.harness.one_schedule import one_schedule
 from tests.harness.pairwise import pairs_of
-from tests.harness.planned_change import Change, Moment
+from tests.harness.planned_change import BY_INDEX, Change, Moment
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
@@ -144,6 +144,12 @@ def test_a_fault_strikes_at_its_moment_of_a_change_and_of_a_window(name):
             Moment.SLOTS: planned.edge < row.step <= planned.edge + planned.new_window,
         }[Moment(row.moment)]
     assert row.phase != "window-edge" or timetable.slot_of(row.step) == 0
+
+
+def test_the_order_of_experts_changes_in_no_other_row():
+    for row in ROWS:
+        (order,) = [flag for flag in row.protection if flag.startswith("--moevement-order=")]
+        assert (order == BY_INDEX) == (row.change != Change.ORDER.value)
 
 
 def test_jobs_that_replay_as_a_whole_have_every_layout_and_moment_of_both_changes():
