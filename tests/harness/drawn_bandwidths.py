@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Measured
+from megatron_moevement.policy.watching.measurements import Measured
+from megatron_moevement.runtime.observation.cpu_times import CpuShare
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.strategy import Covered
 
 ITERATION_S = 1.0
 """That each rank measures, without stalls."""
+TAKEN_SHARE = 0.001
+"""Of an iteration as it was: too little to count."""
 _PHASE_STEPS = 7
 _MARGINS = (0.1, 0.4, 1.2, 2.0, 4.0, 40.0)
 
@@ -40,14 +43,16 @@ def measure(given_at: Callable[[int], Given]) -> None:
 
     def measuring(self: SparseCheckpointing, step: int) -> Covered:
         covered = await_commit(self, step)
-        if covered.measured == NOT_MEASURED:
+        found = Measured.worst(covered.measured)
+        if found is None:
             return covered
         given = given_at(step)
         slot_bytes = self._session.memory.plan.schedule.worst_slot_bytes
         host, link = (slot_bytes * times / ITERATION_S for times in (given.host, given.link))
-        measured = Measured(host, link, ITERATION_S, given.stall_s)
+        measured = Measured(host, link, ITERATION_S, given.stall_s, found.contention_s)
         return dataclasses.replace(covered, measured=measured.vote)
 
+    CpuShare.taken = lambda self: TAKEN_SHARE  # type: ignore[method-assign]
     SparseCheckpointing.await_commit = measuring  # type: ignore[method-assign]
 
 

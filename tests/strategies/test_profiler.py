@@ -2,6 +2,7 @@
 """The profiler counts what threads spent, and tells bandwidths without what came before."""
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +13,14 @@ from megatron_moevement.policy.watching.measurements import (
     Measured,
     Work,
 )
+from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from megatron_moevement.runtime.coordination.progress import Spent
 from megatron_moevement.runtime.observation.cpu_times import CpuShare
 from megatron_moevement.strategies.moevement.capture.profiler import Profiler
+from megatron_moevement.strategies.moevement.capture.window_capture import (
+    SlotContents,
+    WindowCapture,
+)
 
 NONE = timedelta()
 
@@ -40,9 +46,8 @@ class Rank:
         self.copies = Copies()
         self.cpu_s = {1: 0.0}
         self.cpu_readings = 0
-        share = CpuShare(lambda: self.now_s, self.cpu_times)
-        self.profiler = Profiler(lambda: self.now_s, share)
-        self.measured = lambda: self.profiler.measured(self.copies)
+        self.profiler = Profiler(lambda: self.now_s)
+        self.measured = lambda **begins: self.profiler.measured(self.copies, **begins)
 
     def cpu_times(self):
         """Returns those of a process that shares two busy cores with another one."""
@@ -59,6 +64,13 @@ def warm(rank):
     rank.step()
     assert rank.measured() == NOT_MEASURED
     return rank
+
+
+def choosing():
+    """Returns a rank of a job that chooses its W."""
+    rank = Rank()
+    rank.profiler.cpu_share = CpuShare(lambda: rank.now_s, rank.cpu_times)
+    return warm(rank)
 
 
 def test_the_first_steps_of_a_generation_are_not_measured():
@@ -120,27 +132,56 @@ def test_every_second_is_spent_in_one_step(steps):
     ]
 
 
-def measured_with(rank, steps, cpu_s, *, captures=True):
+def measured_with(rank, steps, cpu_s, *, captures=True, begins=False):
     """Returns what is measured of steps of a second in which a thread takes CPU time."""
     for _ in range(steps):
         rank.step()
         rank.cpu_s[1] += cpu_s
         if captures:
             rank.profiler.captured(1000, 0.5, 0.5)
-    return Measured.worst(rank.measured()).contention_s
+    measured = Measured.worst(rank.measured(begins=begins))
+    return None if measured is None else measured.contention_s
 
 
 def test_what_threads_take_from_training_is_measured_since_the_last_time():
-    rank = warm(Rank())
-    assert measured_with(rank, 4, 0.5) == 0  # read for the first time
+    rank = choosing()
+    assert measured_with(rank, 4, 0.5) == 0.5
     assert measured_with(rank, 4, 0.25) == 0.25
     assert measured_with(rank, 4, 0.0, captures=False) == 0.25  # no reading since then
     assert measured_with(rank, 4, 0.125) == (0.125 * 4) / 8
 
 
-def test_cpu_times_are_read_once_a_second_at_most():
-    rank = warm(Rank())
-    for _ in range(16):
-        rank.step(passes_s=0.25)
-        rank.profiler.captured(1000, 0.5, 0.5)
-    assert rank.cpu_readings == 4
+def test_what_threads_took_under_the_former_schedule_counts_no_longer():
+    rank = choosing()
+    assert measured_with(rank, 4, 0.5) == 0.5
+    assert measured_with(rank, 4, 0.5, begins=True) is None
+    assert measured_with(rank, 4, 0.5, captures=False) is None  # not known yet
+    assert measured_with(rank, 1, 0.5) is None  # the first reading
+    assert measured_with(rank, 4, 0.125) == 0.125
+    readings = rank.cpu_readings
+    rank.measured(begins=True)
+    rank.step(passes_s=0.25)
+    rank.profiler.captured(1000, 0.5, 0.5)  # at once, so that little is left out
+    assert rank.cpu_readings == readings + 1
+
+
+def test_cpu_times_are_read_once_a_second_at_most_and_where_w_is_chosen_alone():
+    for rank, readings in ((choosing(), 4), (warm(Rank()), 0)):
+        for _ in range(16):
+            rank.step(passes_s=0.25)
+            rank.profiler.captured(1000, 0.5, 0.5)
+        assert rank.cpu_readings == readings
+        assert Measured.worst(rank.measured()).contention_s == 0
+
+
+def test_a_schedule_that_begins_is_not_measured_by_the_one_before():
+    timetable = Timetable((TimetableEntry(0, 0, 4, "first"), TimetableEntry(1, 8, 2, "second")))
+    contents = SlotContents(timetable, {}, rollbacks=0)
+    windows = WindowCapture(Mock(), Mock(), contents, Mock())
+    windows.profiler.cpu_share = share = Mock(taken=lambda: None)
+    begun = []
+    for step in range(1, 13):
+        assert windows.measured(step) == NOT_MEASURED
+        begun += [step] * share.begin.call_count
+        share.begin.reset_mock()
+    assert begun == [8]

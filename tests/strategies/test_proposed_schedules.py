@@ -15,11 +15,13 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.skipping_schedule import schedule_of
 from megatron_moevement.policy.window.timetable import Proposal
+from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.job_plan import Found, PlannedJob, plan_of
 from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.schedules.exchange import Proposed, ScheduleExchange
+from megatron_moevement.strategies.moevement.schedules.schedule_changes import ScheduleChanges
 
 EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(5)]
 INVENTORY = Inventory({LogicalRank(): tuple(Operator(expert, 12, 2) for expert in EXPERTS)})
@@ -169,6 +171,15 @@ def test_what_a_job_begins_with_does_not_decide_what_memory_is_like(shares, limi
     windows = range(settings[0].min_window, settings[0].max_window + 1)
     inventory = first.schedule.inventory
     assert all(schedule_of(inventory, window).fits_into(first.room) for window in windows)
+
+
+@pytest.mark.parametrize(("flags", "is_chosen"), [({}, True), ({"moevement_window": 3}, False)])
+def test_cpu_times_are_read_where_w_is_chosen_alone(flags, is_chosen):
+    settings = FaultTolerance(moevement_replicas=0, **flags)
+    memory = Mock(plan=plan_for(**flags))
+    use = {"popularity": Mock(), "kernels": ExpertKernels.EACH}
+    changes = ScheduleChanges(memory, settings, Mock(), Mock(), **use)
+    assert (changes.cpu_share() is not None) is is_chosen
 
 
 def test_a_job_without_limits_takes_no_more_than_its_window_needs():

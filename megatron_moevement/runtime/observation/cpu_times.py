@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -36,9 +37,10 @@ def cpu_times() -> CpuTimes:
 
 
 class CpuShare:
-    """What threads that work for slots take of the CPU time of this process.
+    """What threads that work for slots take of the CPU time of this process, under the W in force.
 
-    One of them reads, the training thread asks what was taken.
+    One of them reads, the training thread asks what was taken. Readings that cross each other lose
+    no more than one of them.
     """
 
     def __init__(
@@ -53,30 +55,39 @@ class CpuShare:
             times: returns CPU times until now.
         """
         self._clock, self._times = clock, times
-        self._read_s = -_LEAST_S
+        self._is_hidden = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what was read: another W is in force, and counts from the next reading on."""
+        self._read_s = -math.inf
         self._newest: CpuTimes | None = None
         self._told: CpuTimes | None = None
-        self._taken = 0.0
+        self._taken: float | None = None
 
     def read(self) -> None:
         """Reads CPU times, once a second at most."""
         now_s = self._clock()
-        if now_s - self._read_s >= _LEAST_S:
-            self._read_s, self._newest = now_s, self._known()
-
-    def _known(self) -> CpuTimes | None:
-        """Returns CPU times, None where a sandbox hides them: then W is chosen without them."""
+        if now_s - self._read_s < _LEAST_S:
+            return
+        self._read_s = now_s
         try:
-            return self._times()
-        except (psutil.Error, OSError):
-            return None
+            self._newest = self._times()
+        except (psutil.Error, OSError):  # a sandbox hides them: then W is chosen without them
+            self._is_hidden = True
+            return
+        self._is_hidden = False
+        if self._told is None:
+            self._told = self._newest
 
-    def taken(self) -> float:
-        """Returns the share since the last call; the same again where nothing was read since."""
+    def taken(self) -> float | None:
+        """Returns the share since the last call, None before two readings.
+
+        It is the same again where nothing was read since.
+        """
+        if self._is_hidden:
+            return 0.0
         told, newest = self._told, self._newest
-        self._told = newest
-        if newest is None:
-            self._taken = 0.0
-        elif told is not None and newest is not told:
-            self._taken = newest.taken_share(told)
+        if told is not None and newest is not None and newest is not told:
+            self._told, self._taken = newest, newest.taken_share(told)
         return self._taken

@@ -33,9 +33,7 @@ from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.runtime.slots.ring_file import RingFile, SlotRecord
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
-from megatron_moevement.strategies.moevement.capture.window_capture import (
-    WindowCapture,
-)
+from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
 from megatron_moevement.strategies.moevement.carried_state import (
     GIVEN_UP,
     TORN,
@@ -389,7 +387,7 @@ class SparseCheckpointing(Strategy):
     def _captures(self, oldest: int, next_step: int, replay: Replay | None) -> WindowCapture:
         objects, live = self._session.objects, self._session.live
         ring = SlotRing(self._session.memory.own_ring.capacity, LAG, oldest, next_step)
-        return WindowCapture(
+        windows = WindowCapture(
             self._capture,
             self._session.memory.copies,
             self._history.contents(objects.rank, live),
@@ -398,3 +396,5 @@ class SparseCheckpointing(Strategy):
             state_digest=live.digest,
             admits=(lambda record: True) if replay is None else replay.witness.admits,
         )
+        windows.profiler.cpu_share = self._session.schedules.cpu_share()
+        return windows

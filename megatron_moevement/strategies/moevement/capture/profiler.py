@@ -28,19 +28,15 @@ class Profiler:
     `LogWriter` have what their threads spent.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.perf_counter,
-        cpu_share: CpuShare | None = None,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Has measured nothing.
 
         Args:
             clock: returns seconds.
-            cpu_share: of this process; None: by its own clock.
         """
         self._clock = clock
-        self._cpu_share = CpuShare(clock) if cpu_share is None else cpu_share
+        self.cpu_share: CpuShare | None = None
+        """Of this process; None where W stays: reading it takes time."""
         self._captured: deque[Work] = deque(maxlen=HISTORY)
         self._copy_s = self._hash_s = 0.0  # until now; the capture's thread alone writes them
         self._told = Spent()
@@ -56,7 +52,8 @@ class Profiler:
         self._captured.append(Work(size_bytes, copy_s + hash_s))
         self._copy_s += copy_s
         self._hash_s += hash_s
-        self._cpu_share.read()
+        if self.cpu_share is not None:
+            self.cpu_share.read()
 
     def step_ends(self, log_wait: timedelta) -> None:
         """Notes that a step comes to its barrier, after `waits` and a wait for the log."""
@@ -94,12 +91,24 @@ class Profiler:
             await_log_s=self._log_wait.total_seconds(),
         )
 
-    def measured(self, copies: SlotReplicator) -> Reduced:
-        """Returns what was measured since the last call; NOT_MEASURED of the first steps."""
+    def measured(self, copies: SlotReplicator, *, begins: bool = False) -> Reduced:
+        """Returns what was measured since the last call; NOT_MEASURED of the first steps.
+
+        Args:
+            begins: whether a schedule does, so that what was measured is of the former one.
+        """
         steps, is_warm, has_trouble = self._steps, self._is_warm, self._has_trouble
         self._steps, self._is_warm, self._has_trouble = [], True, copies.is_in_trouble
-        taken_share = self._cpu_share.taken()
-        if not is_warm or has_trouble or copies.is_in_trouble or not steps:
+        taken_share = self._taken_share(begins=begins)
+        if not is_warm or has_trouble or copies.is_in_trouble or not steps or taken_share is None:
             return NOT_MEASURED
         captured, sent = tuple(self._captured), copies.sent.values()
         return Measured.of(captured, sent, steps, taken_share).vote
+
+    def _taken_share(self, *, begins: bool) -> float | None:
+        """Returns what threads beside training take, under the W in force; None: not known yet."""
+        if self.cpu_share is None:
+            return 0.0
+        if begins:
+            self.cpu_share.begin()
+        return self.cpu_share.taken()

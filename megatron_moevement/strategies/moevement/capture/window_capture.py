@@ -133,7 +133,8 @@ class WindowCapture:
         """Returns what this rank tells of its bandwidths, at the steps at which all do."""
         if not are_due(self.timetable, step):
             return NOT_MEASURED
-        return self.profiler.measured(self._copies)
+        begins = self.timetable.at(step).first_step == step
+        return self.profiler.measured(self._copies, begins=begins)
 
     def begin(self, step: int, scalars: SlotScalars) -> None:
         """Begins to capture S_step, which was just committed."""

@@ -25,6 +25,7 @@ from megatron_moevement.policy.window.timetable import (
 )
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 from megatron_moevement.runtime.coordination.agreement import broadcast_json
+from megatron_moevement.runtime.observation.cpu_times import CpuShare
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
@@ -77,6 +78,10 @@ class ScheduleChanges:
         )
         self._announced = 0
         self._settled: tuple[int, tuple[int, ...], str] | None = None
+
+    def cpu_share(self) -> CpuShare | None:
+        """Returns a meter of CPU times, where W is chosen by them, too."""
+        return None if self._chooser is None else CpuShare()
 
     def learn(self, facts: Facts, plan: Plan, device: torch.device) -> None:
         """Takes the schedules that a plan goes on with from who has them; every rank calls it.
