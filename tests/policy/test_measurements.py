@@ -13,6 +13,7 @@ from megatron_moevement.policy.watching.measurements import (
     CpuTimes,
     Measured,
     MeasuredStep,
+    Reduced,
     Work,
     achieved_bytes_per_s,
 )
@@ -56,7 +57,7 @@ def test_nothing_has_no_bandwidth():
 
 
 def reduced(votes):
-    return functools.reduce(lambda a, b: tuple(map(max, a, b)), votes)
+    return functools.reduce(lambda a, b: Reduced(*map(max, a, b)), votes)
 
 
 @given(st.lists(st.none() | measurements, min_size=1, max_size=5))

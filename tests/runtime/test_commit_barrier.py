@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.policy.watching.measurements import Reduced
 from megatron_moevement.runtime.coordination.commit_barrier import (
     CommitBarrier,
     DisagreementError,
@@ -76,6 +77,26 @@ def test_all_learn_how_long_each_has_computed(fork_server):
     votes = [{"own_s": own_s} for own_s in (0.25, 0.0, 3600.000001)]
     votes[0] |= {"loss": 1.0, "num_tokens": 1}
     assert outcome(fork_server, votes) == [1.0, 1, "NONE", 0.25, 0.0, 3600.000001]
+
+
+def learn_all(measured):
+    """Votes with everything that a vote may have; returns what this rank learned of it."""
+    dist.init_process_group("gloo")
+    try:
+        rank = dist.get_rank()
+        own = Reduced(*measured[rank])
+        vote = vote_of(loss=1.0, measured=own, replica_rng=ReplicaRng(0, 1, 7), own_s=rank / 4)
+        found = CommitBarrier(torch.device("cpu")).wait(vote)
+        return [found.measured._asdict(), found.rng_equal, found.own_s]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_all_learn_the_greatest_of_each_number_that_ranks_measured(fork_server):
+    measured = [[-9, -5, -3, 0, 9], [-2, -6, -1, 4, 8]]
+    greatest = {"to_host": -2, "to_holder": -5, "iteration": -1, "stall": 4, "contention": 9}
+    values = fork_server.run(learn_all, world_size=2, args=[measured]).check().values
+    assert values == ([greatest, True, [0.0, 0.25]],) * 2
 
 
 @pytest.mark.parametrize(("writing", "told"), [((0, 1, 0), ["writing"]), ((0, 0, 0), [])])

@@ -97,11 +97,18 @@ def are_due(timetable: Timetable, step: int) -> bool:
     return not slot and not windows % -(-_LEAST_STEPS // entry.window)
 
 
-Reduced = tuple[int, int, int, int, int]
-"""What a rank brings to the barrier, where the greatest of each number counts."""
+class Reduced(NamedTuple):
+    """What a rank brings to the barrier, where the greatest of each number counts."""
+
+    to_host: int
+    to_holder: int
+    iteration: int
+    stall: int
+    contention: int
+
 
 _ABSENT = -(2**63)
-NOT_MEASURED: Reduced = (_ABSENT, _ABSENT, 0, _ABSENT, _ABSENT)
+NOT_MEASURED = Reduced(_ABSENT, _ABSENT, 0, _ABSENT, _ABSENT)
 """Of a rank that can't tell: then all of them together can't."""
 _PER_SECOND = 1_000_000
 
@@ -165,7 +172,7 @@ class Measured:
 
         The shortest iteration is the true one: that of other ranks has a wait for the stalled one.
         """
-        return (
+        return Reduced(
             _ABSENT if (rate := self.to_host_bytes_per_s) is None else -round(rate),
             _ABSENT if (rate := self.to_holder_bytes_per_s) is None else -round(rate),
             -max(round(self.iteration_s * _PER_SECOND), 1),
@@ -176,13 +183,12 @@ class Measured:
     @classmethod
     def worst(cls, greatest: Reduced) -> Measured | None:
         """Returns what the worst rank has measured, by what the barrier found; None of nothing."""
-        to_host, to_holder, iteration, stall, contention = greatest
-        if not iteration:
+        if not greatest.iteration:
             return None
         return cls(
-            None if to_host == _ABSENT else float(-to_host),
-            None if to_holder == _ABSENT else float(-to_holder),
-            -iteration / _PER_SECOND,
-            stall / _PER_SECOND,
-            contention / _PER_SECOND,
+            None if greatest.to_host == _ABSENT else float(-greatest.to_host),
+            None if greatest.to_holder == _ABSENT else float(-greatest.to_holder),
+            -greatest.iteration / _PER_SECOND,
+            greatest.stall / _PER_SECOND,
+            greatest.contention / _PER_SECOND,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from enum import IntEnum
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -137,11 +138,6 @@ class _Numbers(NamedTuple):
     copies: int
     known_schedule: int
     lacking_schedule: int
-    to_host: int
-    to_holder: int
-    iteration: int
-    stall: int
-    contention: int
     writing: int
     step: int
     norm: int
@@ -166,7 +162,6 @@ def _encode(vote: Vote) -> _Numbers:
         int(vote.stop),
         *coverage_vote(vote.window_start, vote.copies),
         *vote.schedule,
-        *vote.measured,
         int(vote.is_writing),
         *alike_everywhere,
         *(-value for value in alike_everywhere),
@@ -201,10 +196,13 @@ class CommitBarrier:
             DisagreementError: the ranks' gradients are not those of one step.
         """
         state, streams, times = _encode(vote), _encode_rng(vote.replica_rng), self._times(vote)
-        votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self.device)
+        numbers = [*state, *vote.measured, *streams, *times]
+        votes = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         await_on_host(dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
-        reduced = votes.tolist()
-        greatest = _Numbers(*reduced[: len(state)])
+        reduced = iter(votes.tolist())
+        greatest = _Numbers(*islice(reduced, len(state)))
+        measured = Reduced(*islice(reduced, len(vote.measured)))
+        rng_equal = _are_equal([*islice(reduced, len(streams))])
         schedule = (greatest.known_schedule, greatest.lacking_schedule)
         window_start, copies = agreed_coverage((greatest.window_start, greatest.copies))
         grad_norm = self._check_alike(vote.step, greatest)
@@ -221,15 +219,9 @@ class CommitBarrier:
             window_start=window_start,
             copies=copies,
             schedule=schedule,
-            measured=(
-                greatest.to_host,
-                greatest.to_holder,
-                greatest.iteration,
-                greatest.stall,
-                greatest.contention,
-            ),
-            rng_equal=_are_equal(reduced[len(state) :][: len(streams)]),
-            own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
+            measured=measured,
+            rng_equal=rng_equal,
+            own_s=tuple(value / _PER_SECOND for value in reduced),
             is_writing=bool(greatest.writing),
         )
 

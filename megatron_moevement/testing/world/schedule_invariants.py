@@ -10,7 +10,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.preflight.forecast import Cluster
-from megatron_moevement.policy.watching.measurements import Measured
+from megatron_moevement.policy.watching.measurements import Measured, Reduced
 from megatron_moevement.policy.watching.schedule_maker import Noted
 from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.policy.window.popularity import Popularity
@@ -48,10 +48,7 @@ class ScheduleInvariants:
 
     def told(self, step: int, votes: Iterable[Sequence[int]]) -> None:
         """Notes what ranks have measured until the barrier of a step; votes end with it."""
-        each = (
-            Measured.worst((host, holder, took, stall, contention))
-            for *_, host, holder, took, stall, contention in votes
-        )
+        each = (Measured.worst(Reduced(*vote[-len(Reduced._fields) :])) for vote in votes)
         measured = [own for own in each if own is not None]
         self._told[self._world.restarts.generation, step] = measured
 

@@ -234,10 +234,8 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     if not is_apart:
         start, run.agreed_copies = world.policies.agreed_coverage(greatest[:2])
         run.agreed_persisted = None if start < 0 else process.timetable.window_of(start)
-    *_, newest, least, to_host, to_holder, iteration, stall, contention = greatest
-    run.measured = world.policies.heard(
-        measured, (to_host, to_holder, iteration, stall, contention)
-    )
+    newest, least, *numbers = greatest[2:]
+    run.measured = world.policies.heard(measured, Reduced(*numbers))
     known = (newest, least)
     own, version = process.scheduling, world.policies.agreed_version(known)
     own.announced = announced_version(known)
