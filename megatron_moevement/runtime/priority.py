@@ -35,10 +35,19 @@ def works_for_slots(thread: int) -> bool:
 
     In a process that begins with such a priority no thread does.
     """
-    if thread not in _SLOT_THREADS:
-        return False
-    try:
-        niceness = os.getpriority(os.PRIO_PROCESS, thread)
-    except ProcessLookupError:  # it has ended
+    if thread not in _SLOT_THREADS or (niceness := _niceness(thread)) is None:
         return False
     return niceness >= BACKGROUND_NICE > os.getpriority(os.PRIO_PROCESS, os.getpid())
+
+
+def may_train(thread: int) -> bool:
+    """Returns whether a thread, by its native id, has the priority of those that train."""
+    niceness = _niceness(thread)
+    return niceness is not None and niceness < BACKGROUND_NICE
+
+
+def _niceness(thread: int) -> int | None:
+    try:
+        return os.getpriority(os.PRIO_PROCESS, thread)
+    except ProcessLookupError:  # it has ended
+        return None

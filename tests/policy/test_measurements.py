@@ -112,6 +112,22 @@ def test_threads_beside_training_take_their_share_of_the_process_where_cores_are
     assert after(beside_s, 8.0, 2.001, 20.0).taken_share(BEFORE) == 0
 
 
+def test_threads_beside_training_take_no_more_than_the_others_wait_for_cores():
+    def share(waited_before, waited, spent_s=2.0):
+        before = BEFORE._replace(clock_s=50.0, waited_s=waited_before)
+        now = after({1: 3.0 + spent_s}, 8.0, 1.0, 20.0)
+        return now._replace(clock_s=60.0, waited_s=waited).taken_share(before)
+
+    waited_before, waited = {7: 4.0, 8: 0.5}, {7: 4.25, 9: 0.5}  # one ended, another began
+    assert share(waited_before, waited) == 0.75 / 10
+    assert share(waited_before, waited, 0.5) == 0.5 / 8
+    assert share(waited_before, waited_before) == 0
+    assert share(None, waited) == share(waited_before, None) == 2.0 / 8.0
+    at_once = BEFORE._replace(waited_s=waited_before)
+    later = after({1: 5.0}, 8.0, 1.0, 20.0)._replace(waited_s=waited_before)
+    assert later.taken_share(at_once) == 2.0 / 8.0
+
+
 def test_threads_that_ended_or_have_a_former_one_s_number_take_nothing():
     assert after({2: 1.5}, 8.0, 0.0, 20.0).taken_share(BEFORE) == 0.5 / 8.0
     assert after({1: 0.5, 2: 1.0}, 8.0, 0.0, 20.0).taken_share(BEFORE) == 0

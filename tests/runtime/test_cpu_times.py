@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from megatron_moevement.policy.watching.measurements import CpuTimes
-from megatron_moevement.runtime.observation.cpu_times import CpuShare, cpu_times
+from megatron_moevement.runtime.observation.cpu_times import CpuShare, cpu_times, waited_s
 from megatron_moevement.runtime.priority import (
     BACKGROUND_NICE,
     lower_priority,
@@ -59,6 +59,7 @@ def test_the_threads_that_count_are_those_that_work_for_slots():
     assert not works_for_slots(other)
     assert now.beside_s[beside] >= BURNT_S - 2 * TICK_S
     assert other not in now.beside_s
+    assert not {beside, other} & (now.waited_s or {}).keys()
     assert now.process_s - before.process_s >= 2 * BURNT_S - 2 * TICK_S
     cores_s = now.cores_s - before.cores_s
     assert 0 <= now.idle_s - before.idle_s <= cores_s
@@ -71,6 +72,30 @@ def test_the_threads_that_count_are_those_that_work_for_slots():
         time.sleep(0.001)
     assert beside not in cpu_times().beside_s
     assert not works_for_slots(beside)
+
+
+@pytest.mark.skipif(cpu_times().waited_s is None, reason="the kernel counts no waits")
+def test_a_thread_that_shares_its_core_waits_for_it():
+    core = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+    pin = functools.partial(os.sched_setaffinity, 0, [core])
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        thread, end, waiting = in_a_thread(pin, burn)
+        found = cpu_times().waited_s[thread]
+        other.kill()
+        end.set()
+        waiting.join()
+    assert found >= BURNT_S / 4
+
+
+def test_waits_are_not_known_where_the_kernel_counts_none(tmp_path):
+    for thread, text in {1: "5 2000000000 3\n", 2: "5 500000000 0\n", 3: "0 0 0\n", 4: ""}.items():
+        (tmp_path / str(thread)).mkdir()
+        (tmp_path / str(thread) / "schedstat").write_text(text)
+    assert waited_s([1, 2, 3, 4, 5], tmp_path) == {1: 2.0, 2: 0.5, 3: 0.0}
+    assert waited_s([3], tmp_path) is None  # counting is off
+    assert waited_s([4, 5], tmp_path) is None
 
 
 def test_a_process_of_low_priority_has_no_threads_of_a_lower_one():

@@ -8,7 +8,7 @@ import pytest
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.watching.window_choice import Reason
 from megatron_moevement.policy.window.ordering import Ordering
-from megatron_moevement.testing.world.conditions import Conditions, LinkSpeed
+from megatron_moevement.testing.world.conditions import Conditions, Cores, LinkSpeed
 from megatron_moevement.testing.world.faults import Fault, FaultKind
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.world import World
@@ -18,10 +18,10 @@ FAST, SLOW, TOO_SLOW = 400, 55, 33
 """Percent of a rank's state that is sent to a holder in an iteration."""
 
 
-def run(speeds=(), limits=None, burden_percent=0, *, is_busy=False, **changes):
+def run(speeds=(), limits=None, burden_percent=0, *, cores=Cores.IDLE, **changes):
     """Returns a world whose job has ended."""
     conditions = Conditions(
-        limits, speeds=tuple(speeds), burden_percent=burden_percent, is_busy=is_busy
+        limits, speeds=tuple(speeds), burden_percent=burden_percent, cores=cores
     )
     world = World(dataclasses.replace(JOB, conditions=conditions, **changes))
     world.run()
@@ -82,9 +82,16 @@ def test_a_w_that_would_take_too_many_cores_from_training_is_not_tried(
     first, burden_percent, windows, faults
 ):
     speeds = [LinkSpeed(0, -1, FAST)]
-    world = run(speeds, (1, 4), burden_percent, is_busy=True, window=first, faults=faults)
+    world = run(speeds, (1, 4), burden_percent, cores=Cores.TAKEN, window=first, faults=faults)
     assert windows_of(world) == windows
     assert ("costs" in world.outcome.reasons) == (first == 1)
+
+
+@pytest.mark.parametrize(("first", "windows"), [(3, [1]), (1, [])])
+def test_busy_cores_that_training_does_not_wait_for_keep_no_w_large(first, windows):
+    world = run([LinkSpeed(0, -1, FAST)], (1, 4), 10, cores=Cores.YIELDED, window=first)
+    assert windows_of(world) == windows
+    assert "costs" not in world.outcome.reasons
 
 
 def test_one_rank_with_a_slow_link_keeps_w_large():

@@ -48,28 +48,40 @@ class CpuTimes(NamedTuple):
         process_s: of the whole process.
         idle_s: of all cores that the process may run on, in which nothing ran.
         cores_s: of all these cores.
+        clock_s: when it was read.
+        waited_s: of the process's threads that may train, for a core, by their ids; None: the
+            kernel doesn't count that.
     """
 
     beside_s: Mapping[int, float]
     process_s: float
     idle_s: float
     cores_s: float
+    clock_s: float = 0.0
+    waited_s: Mapping[int, float] | None = None
 
     def taken_share(self, before: CpuTimes) -> float:
         """Returns the share of an iteration that threads beside training take from it.
 
         It is 0 where cores are idle, or none is known. Where all are busy, a process gets as much
-        of them whatever its threads do: what these threads take, training does without.
+        of them whatever its threads do: what these threads take, training does without. But no core
+        is taken from threads that don't wait for one, as where others give way: an iteration is
+        longer at most by all their waits.
         """
         idle_s, cores_s = self.idle_s - before.idle_s, self.cores_s - before.cores_s
         process_s = self.process_s - before.process_s
         if process_s <= 0 or cores_s <= 0 or idle_s > IDLE_SHARE * cores_s:
             return 0.0
-        beside_s = sum(
-            spent_s - min(before.beside_s.get(thread, 0.0), spent_s)
-            for thread, spent_s in self.beside_s.items()
-        )
-        return min(beside_s / process_s, 1.0)
+        taken_share = min(_all_since(self.beside_s, before.beside_s) / process_s, 1.0)
+        elapsed_s = self.clock_s - before.clock_s
+        if self.waited_s is None or before.waited_s is None or elapsed_s <= 0:
+            return taken_share
+        return min(taken_share, _all_since(self.waited_s, before.waited_s) / elapsed_s)
+
+
+def _all_since(now: Mapping[int, float], before: Mapping[int, float]) -> float:
+    """Returns what all threads have more; a new one may have the id of one that ended."""
+    return sum(value - min(before.get(thread, 0.0), value) for thread, value in now.items())
 
 
 def achieved_bytes_per_s(history: Sequence[Work]) -> float | None:

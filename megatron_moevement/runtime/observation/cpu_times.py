@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import psutil
 
 from megatron_moevement.policy.watching.measurements import CpuTimes
-from megatron_moevement.runtime.priority import works_for_slots
+from megatron_moevement.runtime.priority import may_train, works_for_slots
 
 _LEAST_S = 1.0
 """Between two readings: each takes a millisecond or two, for all threads of the process."""
@@ -20,20 +21,42 @@ _LEAST_S = 1.0
 def cpu_times() -> CpuTimes:
     """Returns them until now; any thread may call it. It takes about a millisecond."""
     process, allowed = psutil.Process(), os.sched_getaffinity(0)
-    spent = process.cpu_times()
+    spent, threads = process.cpu_times(), process.threads()
     cores = psutil.cpu_times(percpu=True)
     if max(allowed) < len(cores):  # else they have other numbers
         cores = [cores[number] for number in sorted(allowed)]
     return CpuTimes(
         {
             thread.id: thread.user_time + thread.system_time
-            for thread in process.threads()
+            for thread in threads
             if works_for_slots(thread.id)
         },
         spent.user + spent.system,
         sum(core.idle + core.iowait for core in cores),
         sum(sum(core[:8]) for core in cores),  # the others are part of these
+        time.monotonic(),
+        waited_s(thread.id for thread in threads if may_train(thread.id)),
     )
+
+
+def waited_s(
+    threads: Iterable[int], folder: Path = Path("/proc/self/task")
+) -> Mapping[int, float] | None:
+    """Returns how long threads have waited for a core; None where the kernel doesn't count it.
+
+    Args:
+        threads: their native ids.
+        folder: with a folder of each thread.
+    """
+    found, ran = {}, 0
+    for thread in threads:
+        try:
+            text = (folder / str(thread) / "schedstat").read_text()
+            _, waited_ns, times = map(int, text.split())
+        except (OSError, ValueError):  # it has ended, or there is no such file
+            continue
+        found[thread], ran = waited_ns / 1e9, ran + times
+    return found if ran else None  # a kernel that is told not to count has zeros alone
 
 
 class CpuShare:

@@ -6,10 +6,21 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
+
+
+class Cores(Enum):
+    """Whether captures find cores."""
+
+    IDLE = "idle"
+    TAKEN = "taken"
+    """They are busy: what captures take, training waits for."""
+    YIELDED = "yielded"
+    """They are busy by what gives way to training, which does not wait for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +49,8 @@ class Conditions:
         speeds: of links, ascending by step; the first of all ranks from the first step on.
         routings: steps from which on tokens go to other experts.
         burden_percent: of an iteration, by which a step is longer that captures the state of the
-            largest rank; others in proportion.
-        is_busy: whether that is for want of cores, so that ranks measure it.
+            largest rank; others in proportion. Where cores are yielded, no step is longer.
+        cores: what ranks measure of that.
     """
 
     limits: tuple[int, int] | None = None
@@ -48,7 +59,7 @@ class Conditions:
     speeds: tuple[LinkSpeed, ...] = ()
     routings: tuple[int, ...] = ()
     burden_percent: int = 0
-    is_busy: bool = False
+    cores: Cores = Cores.IDLE
 
     @property
     def measures(self) -> bool:
@@ -71,7 +82,7 @@ class Conditions:
             tuple(LinkSpeed(**speed) for speed in document["speeds"]),
             tuple(document["routings"]),
             document.get("burden_percent", 0),
-            document.get("is_busy", False),
+            Cores(document.get("cores", Cores.IDLE.value)),
         )
 
 
@@ -105,5 +116,5 @@ def draw_all(draw: random.Random, steps: int, first_window: int) -> Conditions:
         limits=(draw.choice((1, 1, first_window)), max(first_window, draw.choice((2, 3, 4)))),
         speeds=tuple(speeds),
         burden_percent=_BURDEN_PERCENT if len(speeds) == 1 else 0,
-        is_busy=draw.choice((False, True)),
+        cores=draw.choice((Cores.IDLE, Cores.IDLE, Cores.TAKEN, Cores.YIELDED)),
     )

@@ -52,7 +52,7 @@ class LinkTimes:
         return Work(size, (spent + _LATENCY) * UNIT_S)
 
     def burden(self, captured: Work) -> float:
-        """Returns by how much a step is longer that captures a slot."""
+        """Returns how long a core works beside a step for a slot that was captured."""
         share = self._world.scenario.conditions.burden_percent / 100
         return self._iteration * share * captured.size_bytes / self._state_bytes
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from megatron_moevement.policy.watching.measurements import (
     NOT_MEASURED,
+    CpuTimes,
     Measured,
     MeasuredStep,
     Reduced,
     Work,
 )
+from megatron_moevement.testing.world.conditions import Cores
 
 UNIT_S = 0.001
 """Seconds of a unit of the world's time, for whoever measures."""
@@ -28,7 +30,7 @@ class Meter:
         sent: the copies that each holder has taken.
         steps: since the last measurement.
         ended: when the newest step came to its barrier.
-        burden: by which captures have made these steps longer, as far as ranks measure that.
+        burden: that captures have taken in these steps.
         is_warm: whether anything was measured before.
         has_trouble: whether a transfer has failed since then.
     """
@@ -48,17 +50,29 @@ class Meter:
         self.ended = now
         self.has_trouble = self.has_trouble or is_in_trouble
 
-    def is_burdened(self, burden: float, is_busy: bool) -> None:
-        """Notes that a capture makes a step longer; on busy cores a rank measures it."""
-        self.burden += burden if is_busy else 0.0
-
-    def measured(self, holders: Iterable[int]) -> Reduced:
+    def measured(self, holders: Iterable[int], cores: Cores) -> Reduced:
         """Returns what was measured since the last call."""
         steps, is_warm, has_trouble = self.steps, self.is_warm, self.has_trouble
         burden, self.burden = self.burden, 0.0
         self.steps, self.is_warm, self.has_trouble = [], True, False
         if not is_warm or has_trouble or not steps:
             return NOT_MEASURED
-        taken_share = burden * UNIT_S / sum(step.duration_s - step.stall_s for step in steps)
+        taken_share = _cpu_times(steps, burden * UNIT_S, cores).taken_share(_NONE)
         sent = [self.sent[holder] for holder in holders]
         return Measured.of(self.captured, sent, steps, taken_share).vote
+
+
+_NONE = CpuTimes({}, 0.0, 0.0, 0.0, waited_s={})
+
+
+def _cpu_times(steps: Sequence[MeasuredStep], burden_s: float, cores: Cores) -> CpuTimes:
+    """Returns the CPU times of steps, of a rank with a core that one thread trains on."""
+    all_s = sum(step.duration_s for step in steps)
+    return CpuTimes(
+        {0: burden_s},
+        all_s - sum(step.stall_s for step in steps),
+        all_s if cores is Cores.IDLE else 0.0,
+        all_s,
+        all_s,
+        {1: 0.0 if cores is Cores.YIELDED else burden_s},
+    )

@@ -14,6 +14,7 @@ from megatron_moevement.policy.window.timetable import Proposal, announced_versi
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Entry, Local
+from megatron_moevement.testing.world.conditions import Cores
 from megatron_moevement.testing.world.counting import reduce_counts
 from megatron_moevement.testing.world.process import (
     At,
@@ -102,8 +103,8 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
     yield At(FaultPoint.FORWARD_BACKWARD)
     if captured := process.scheduling.meter.captured:
         burden = world.link_times.burden(captured[-1])
-        process.scheduling.meter.is_burdened(burden, world.scenario.conditions.is_busy)
-        yield Sleep(burden)
+        process.scheduling.meter.burden += burden
+        yield Sleep(0.0 if world.scenario.conditions.cores is Cores.YIELDED else burden)
     for chunk, part in reversed(list(enumerate(parts))):
         for micro_batch in range(shape.micro_batches):
             if part.number == shape.last_part:
@@ -249,7 +250,7 @@ def _measured(world: World, process: Process, run: Run) -> Reduced:
     is_told = world.scenario.conditions.measures and run.plan is None
     if not is_told or not are_due(process.timetable, run.step):
         return NOT_MEASURED
-    return process.scheduling.meter.measured(process.holders)
+    return process.scheduling.meter.measured(process.holders, world.scenario.conditions.cores)
 
 
 def _proposal(process: Process, run: Run) -> Proposal | None:
