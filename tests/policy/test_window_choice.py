@@ -3,7 +3,9 @@
 
 import dataclasses
 import itertools
+import random
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -231,10 +233,73 @@ def test_one_slow_window_does_not_give_a_smaller_w_up():
         choice = choice.after(Measured(1e12, 1e12, iteration_s, 0.0), SLOTS, replicas=2)
     assert choice.window == 1
     choice = WindowChoice(4)
-    for iteration_s in (1.0, 1.0, 1.0, 1.5, 1.02, 1.5):
+    for iteration_s in (1.0, 1.0, 1.0, 1.5, *[1.02, 1.02, 1.5] * 3, 1.02, 1.02):
+        assert choice.window == (4 if iteration_s == 1.0 else 1)
         choice = choice.after(Measured(1e12, 1e12, iteration_s, 0.0), SLOTS, replicas=2)
     # Of W = 3 an iteration would be 0.0056 longer than of W = 8, of W = 2 0.01.
     assert (choice.window, choice.reason) == (3, Reason.COSTS)
+
+
+def noisy(seed, window, noise, cost=0.0, count=60, odd=None):
+    """Returns the W of each window of a job that begins with one.
+
+    Args:
+        noise: by which an iteration is longer or shorter at most.
+        cost: by which it is longer with W = 1.
+        odd: the number of a window that was disturbed, and how many times as long it was.
+    """
+    draw, choice = random.Random(seed), WindowChoice(window)
+    found = [window]
+    for number in range(count):
+        iteration_s = (1 + cost * (found[-1] == 1)) * (1 + draw.uniform(-noise, noise))
+        if odd is not None and odd[0] == number:
+            iteration_s *= odd[1]
+        choice = choice.after(Measured(1e12, 1e12, iteration_s, 0.0), SLOTS, replicas=2)
+        found.append(choice.window)
+    return found
+
+
+@pytest.mark.parametrize("times", [0.8, 1.5])
+@pytest.mark.parametrize("place", range(8))
+def test_no_single_window_gives_a_smaller_w_up(times, place):
+    for seed in range(40):
+        assert changes(noisy(seed, 4, 0.004, odd=(place, times))) == [(4, 1)]
+
+
+@pytest.mark.parametrize("times", [0.8, 1.0, 1.5])
+@pytest.mark.parametrize("place", range(8))
+def test_a_smaller_w_that_costs_5_percent_is_given_up_whatever_one_window_takes(times, place):
+    for seed in range(40):
+        windows = noisy(seed, 4, 0.01, 0.05, odd=(place, times))
+        assert windows[:6] == [4] * 3 + [1] * 3
+        assert max(windows[6:16]) > 1
+
+
+def test_what_windows_differ_by_anyway_keeps_w_from_nothing():
+    settled = [noisy(seed, 4, 0.08, count=100)[-1] for seed in range(100)]
+    assert settled.count(1) >= 97
+
+
+def after_all(choice, iterations_s, rate):
+    """Returns the choice after windows without stalls."""
+    for iteration_s in iterations_s:
+        choice = choice.after(Measured(rate, rate, iteration_s, 0.0), SLOTS, replicas=2)
+    return choice
+
+
+def test_what_iterations_took_long_ago_gives_no_smaller_w_up():
+    """Until the link is faster no smaller W fits, while iterations become longer."""
+    choice = after_all(WindowChoice(4), [0.9] * 30 + [1.0] * 12, 6.5e6)
+    assert choice.window == 4
+    assert after_all(choice, [1.0] * 3, 1e12).window == 1
+    assert after_all(choice, [1.0] * 20, 1e12).window == 1
+
+
+def test_an_even_smaller_w_waits_for_the_end_of_a_trial():
+    tried = after_all(WindowChoice(4), [1.0] * 3, 1e7)
+    undecided = after_all(tried, [1.0, 1.2, 1.1], 1e12)
+    assert (tried.window, undecided.window) == (2, 2)
+    assert after_all(undecided, [1.0, 1.0], 1e12).window == 1
 
 
 def contended(window, byte_s, iteration_s=1.0):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
@@ -40,7 +41,9 @@ COST_SHARE = 0.01
 To replay n steps fewer is worth that where a process is lost every 100 n steps.
 """
 _TRIAL = 3
-"""Windows without stalls after which a smaller W is kept or given up."""
+"""Windows without stalls after which a smaller W is given up at the earliest."""
+_LONGEST_TRIAL = 12
+"""The same at the latest, where windows differ by more than what it costs."""
 _ACCIDENTS = 1
 """Windows in a row with stalls that bandwidths don't explain, without consequence."""
 
@@ -61,12 +64,12 @@ class Trial(NamedTuple):
     Attributes:
         former: W before it.
         slot_bytes: of its largest slot; where some are empty, their mean.
-        iteration_s: the shortest before it, in windows without stalls.
+        iterations_s: of the newest windows without stalls before it.
     """
 
     former: int
     slot_bytes: int
-    iteration_s: float
+    iterations_s: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,7 @@ class WindowChoice:
         smaller: the W that would have fitted in all of them.
         patience: windows with slack that a smaller W takes.
         calm_windows: without stalls, since W is in force.
-        shortest_s: iteration of these.
+        iterations_s: of the newest of these.
         contention_s: of the newest of these.
         trial: that the last change was; None: it was to a larger W.
     """
@@ -97,7 +100,7 @@ class WindowChoice:
     smaller: int = 1
     patience: int = _PATIENCE
     calm_windows: int = 0
-    shortest_s: float = math.inf
+    iterations_s: tuple[float, ...] = ()
     contention_s: tuple[float, ...] = ()
     trial: Trial | None = None
 
@@ -190,7 +193,7 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measur
         choice,
         stalled_windows=0,
         calm_windows=choice.calm_windows + 1,
-        shortest_s=min(choice.shortest_s, measured.iteration_s),
+        iterations_s=(*choice.iterations_s, measured.iteration_s)[-_LONGEST_TRIAL:],
         contention_s=(*choice.contention_s, measured.contention_s)[-_TRIAL:],
     )
     budget_bytes = choice.budget_bytes
@@ -204,9 +207,9 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measur
     if fitting is None or fitting >= choice.window:
         return dataclasses.replace(choice, slack_windows=0, smaller=1)
     smaller, slack = max(choice.smaller, fitting), choice.slack_windows + 1
-    if slack < choice.patience:
+    if slack < choice.patience or _is_costly(choice) is None:
         return dataclasses.replace(choice, slack_windows=slack, smaller=smaller)
-    tried = Trial(choice.window, _slot_bytes(choice, slots), choice.shortest_s)
+    tried = Trial(choice.window, _slot_bytes(choice, slots), choice.iterations_s)
     return WindowChoice(
         smaller, None, Reason.SLACK, budget_bytes, patience=choice.patience, trial=tried
     )
@@ -216,13 +219,12 @@ def _cheap(choice: WindowChoice, slots: Mapping[int, int]) -> int | None:
     """Returns the W that is to follow one that costs too much; None: it does not."""
     if choice.calm_windows < _TRIAL:
         return None
-    if choice.trial is not None and choice.calm_windows == _TRIAL:
-        more_s = choice.shortest_s - choice.trial.iteration_s
-        if more_s > COST_SHARE * choice.trial.iteration_s:
-            more_bytes = _slot_bytes(choice, slots) - choice.trial.slot_bytes
-            if more_bytes <= 0:
-                return choice.trial.former
-            return _smallest(slots, _cheap_bytes(choice, slots, more_s / more_bytes))
+    if choice.trial is not None and _is_costly(choice):
+        more_bytes = _slot_bytes(choice, slots) - choice.trial.slot_bytes
+        if more_bytes <= 0:
+            return choice.trial.former
+        more_s = _middle(choice.iterations_s) - _middle(choice.trial.iterations_s)
+        return _smallest(slots, _cheap_bytes(choice, slots, more_s / more_bytes))
     if choice.used is not None:
         return None  # links are too slow for the slots of any W
     # The first windows of a W touch memory for the first time: the least counts.
@@ -230,6 +232,23 @@ def _cheap(choice: WindowChoice, slots: Mapping[int, int]) -> int | None:
     if _slot_bytes(choice, slots) <= _cheap_bytes(choice, slots, byte_s):
         return None
     return _smallest(slots, _cheap_bytes(choice, slots, byte_s, _GROWN_SHARE))
+
+
+def _is_costly(choice: WindowChoice) -> bool | None:
+    """Returns whether a trial makes iterations too long; None: windows differ too much to tell."""
+    trial, windows = choice.trial, choice.calm_windows
+    if trial is None or windows > _LONGEST_TRIAL:
+        return False
+    over_s = _middle(choice.iterations_s) - (1 + COST_SHARE) * _middle(trial.iterations_s)
+    if over_s <= 0:
+        return False
+    spread_s = max(max(each) - min(each) for each in (choice.iterations_s, trial.iterations_s))
+    return True if over_s > spread_s or windows == _LONGEST_TRIAL else None
+
+
+def _middle(iterations_s: tuple[float, ...]) -> float:
+    """Returns the median: neither a window that was disturbed nor one that was lucky moves it."""
+    return statistics.median(iterations_s)
 
 
 def _cheap_bytes(
@@ -243,10 +262,10 @@ def _cheap_bytes(
     """
     if byte_s <= 0:
         return math.inf
-    shortest_s = choice.shortest_s
+    iteration_s = _middle(choice.iterations_s)
     if choice.trial is not None:
-        shortest_s = min(shortest_s, choice.trial.iteration_s)
-    return min(slots.values()) + share * COST_SHARE * shortest_s / byte_s
+        iteration_s = min(iteration_s, _middle(choice.trial.iterations_s))
+    return min(slots.values()) + share * COST_SHARE * iteration_s / byte_s
 
 
 def _slot_bytes(choice: WindowChoice, slots: Mapping[int, int]) -> int:
