@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from megatron_moevement.policy.watching.short_lists import ENTRIES, by_list
-from megatron_moevement.runtime.coordination import attendance, roll_call
+from megatron_moevement.runtime.coordination import attendance, elected_reader, roll_call
 from megatron_moevement.runtime.coordination.roll_call import RollCall
 from megatron_moevement.settings.secret import Secret
 from tests.harness.counting_store import CountingStore, SharedKeys
@@ -42,7 +42,7 @@ class Clock:
     def ticking(self) -> Iterator[None]:
         """Has all processes look at this clock."""
         with contextlib.ExitStack() as patches:
-            for module in (roll_call, attendance):
+            for module in (roll_call, attendance, elected_reader):
                 patches.enter_context(mock.patch.object(module, "time", self))
             yield
 

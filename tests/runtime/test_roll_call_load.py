@@ -9,8 +9,9 @@ from datetime import timedelta
 import pytest
 
 from megatron_moevement.policy.watching.short_lists import ENTRIES
-from megatron_moevement.runtime.coordination import attendance, roll_call
+from megatron_moevement.runtime.coordination import attendance
 from megatron_moevement.runtime.coordination.attendance import Looks
+from megatron_moevement.runtime.coordination.elected_reader import READING_S
 from megatron_moevement.runtime.coordination.roll_call import (
     LostAtStartError,
     RollCall,
@@ -165,7 +166,7 @@ def test_one_process_reads_in_the_place_of_a_reader_that_is_lost(is_noted):
         if is_noted:
             note_gone(met.last.store, lost, SECRET)
         met.waiting[0].store.before[met.in_the_middle] = look_meanwhile
-        met.look(after_s=1.0 if is_noted else roll_call._READING_S)
+        met.look(after_s=1.0 if is_noted else READING_S)
         for member in met.waiting:
             member.wake()
     everybody = list(range(lost if is_noted else lost + 1))

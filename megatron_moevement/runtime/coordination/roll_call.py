@@ -31,6 +31,7 @@ from megatron_moevement.policy.watching.short_lists import (
     slice_s,
 )
 from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, list_key
+from megatron_moevement.runtime.coordination.elected_reader import ElectedReader
 from megatron_moevement.runtime.coordination.generation import Loss
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 from megatron_moevement.settings.secret import Secret
@@ -44,8 +45,6 @@ _FREE_LOOKS = 32
 """So many processes look so often; more share the looks that these would take."""
 _SLICE_S = 0.25
 _SHORTEST_S = 0.001
-_READING_S = 5.0
-"""After that another process reads all lists, too."""
 _GONE = "moevement/gone"
 _ENDS = "moevement/ends"
 _NOTED = "moevement/noted"
@@ -153,7 +152,7 @@ class RollCall:
         self._caller = (os.getpid(), threading.get_ident())
         self._called: frozenset[int] = frozenset()
         self._holds = self._is_noted = False
-        self._stand_ins, self._stand_in_s, self._deadline_s = 0, math.inf, math.inf
+        self._reader, self._deadline_s = ElectedReader(process), math.inf
         self._begin(())
 
     def call(self, store: Store) -> tuple[int, ...]:
@@ -199,20 +198,15 @@ class RollCall:
     def _reads_all(self, notes: _Notes, what: str) -> bool:
         """Returns whether this process reads all lists: one does, and the others wait for it.
 
-        Where that one is gone, or takes long, again one reads in its place. If each process read
-        whose look falls due meanwhile, their reading would delay the first, and let more join.
+        Where that one is gone, or takes long, again one reads in its place.
         """
-        while True:
-            key = _key(self.number, f"{what}_reader{self._stand_ins}")
-            reader, now_s = notes.agreed(key, self._process), time.monotonic()
-            if reader == self._process:
-                return True
-            self._stand_in_s = min(self._stand_in_s, now_s + _READING_S)
-            is_gone = reader is not None and reader in notes.gone((list_of(reader),))
-            if now_s < self._stand_in_s and not is_gone:
-                self._deadline_s = max(self._deadline_s, self._stand_in_s)
-                return False
-            self._stand_ins, self._stand_in_s = self._stand_ins + 1, math.inf
+        reads = self._reader.reads(
+            lambda place: notes.agreed(_key(self.number, f"{what}_reader{place}"), self._process),
+            lambda reader: reader in notes.gone((list_of(reader),)),
+        )
+        if not reads:
+            self._deadline_s = max(self._deadline_s, self._reader.until_s)
+        return reads
 
     def _are_all_known(self, notes: _Notes, here: Attendance) -> bool:
         """Looks whether every process is here or gone, and notes that this one is here."""
@@ -317,7 +311,7 @@ class RollCall:
         looks = (self._process, lists, _POLL_S)
         self._looks = Looks(*looks, processes=self.processes, free=_FREE_LOOKS)
         self._deadline_s = time.monotonic() + self._patience_s
-        self._stand_ins, self._stand_in_s = 0, math.inf
+        self._reader = ElectedReader(self._process)
 
     def _pause_s(self) -> float:
         """Returns how long to wait for what others agree on."""
