@@ -37,6 +37,7 @@ LARGEST_BYTES = 4096
 QUESTIONS = 20_000
 HOST = "gpu-node-{:05}"
 RANKS_OF_A_NODE = 8
+KINDS = (Interruption.EXCEPTION, Interruption.SOFT_TIMEOUT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,14 +104,21 @@ def assignment(ranks: int) -> Cost:
 
 
 def reasons(ranks: int) -> Cost:
-    """Has all ranks read why a generation ended, where each has added an exception of its own."""
-    writer = SealedMember(SharedKeys())
+    """Has all ranks meet after a fault, and read why the generation ended.
+
+    Each has added a reason of its own: those of two kinds take turns, which makes the result long.
+    """
+    keys = SharedKeys()
+    writer = SealedMember(keys)
     for rank in range(ranks):
-        writer.record_interrupted([InterruptionRecord(rank, Interruption.EXCEPTION)])
-    reader = SealedMember(writer.keys)
-    reader.get_interruption_records()
-    one = cost_of([reader])
-    return Cost(one.requests * ranks, one.requests, one.read_bytes * ranks, one.largest_bytes)
+        writer.record_interrupted([InterruptionRecord(rank, KINDS[rank % len(KINDS)])])
+    members = [SealedMember(keys) for _ in range(ranks)]
+    for rank, member in enumerate(members):
+        member.get_interruption_records()
+        member.iteration_barrier(ranks=[rank], rendezvous_count=ranks, timeout=NOBODY_WAITS)
+    for member in members:
+        member.wake()
+    return cost_of(members)
 
 
 def question_s() -> float:
@@ -133,7 +141,7 @@ PARTS = {
     "start: roll call": roll,
     "a barrier": barrier,
     "start: who takes part": assignment,
-    "a restart: reasons, one of each rank": reasons,
+    "a restart: a barrier, and a reason of each rank": reasons,
 }
 
 

@@ -177,7 +177,7 @@ FROM_OTHER_CODE = {
         "the control store at ... does not answer: ..."
     ],
     ("integrations/nvrx/restarter.py", HOLE): ["generation ... of process ... ends: ..."],
-    ("integrations/nvrx/sealed_store.py", "...: ...; it does not count"): [
+    ("integrations/nvrx/sealed_documents.py", "...: ...; it does not count"): [
         "the control store holds under ... what no process of this job wrote"
     ],
     ("runtime/coordination/agreement.py", HOLE * 3): ["--load ... can't be made whole: ..."],

@@ -130,6 +130,10 @@ class SealedMember(SealedStore, CountingStore):
         CountingStore.__init__(self, keys)
         self._begin(Seal(secret), "")
 
+    def wake(self) -> None:
+        """Reads how a generation has ended, where that ends its wait."""
+        self._end = self._await(self._complete(self.ITERATION_BARRIER), _TIMEOUT)
+
 
 def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)

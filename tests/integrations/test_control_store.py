@@ -5,6 +5,7 @@ import pickle
 import signal
 import socket
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -65,7 +66,7 @@ def ask_and_answer():
     store.wait_for_interrupted(LIMIT)
     store.lock_interruption_records()
     store.record_interrupted([InterruptionRecord(0, Interruption.EXCEPTION)])
-    assert store.get_interruption_records() == [record]
+    assert store.get_reasons() == {1: "SOFT_TIMEOUT"}
     store.record_terminated_ranks([1])
     assert store.get_terminated_ranks() == {1}
     assert not store.is_rank_at_reentrant_barrier(1, store.ITERATION_BARRIER)
@@ -80,13 +81,44 @@ def note_a_loss_after_others_have_read():
     first, monitor, last = (
         GenerationStore(1, ControlStore(*address, LIMIT, SECRET)) for _ in range(3)
     )
-    first.record_terminated_ranks([2])
-    first.set(f"{first.TERMINATED_RANKS}_agreed", "a stranger's")
-    assert first.get_terminated_ranks() == {2}
+    monitor.record_interrupted([InterruptionRecord(2, Interruption.TERMINATED)])
+    monitor.record_terminated_ranks([2])
+    complete = f"{first.BARRIER_PREFIX}:{first.ITERATION_BARRIER}:complete"
+    first.set(complete, "a stranger's")
+    monitor.iteration_barrier(ranks=[2], rendezvous_count=3, timeout=LIMIT)
+    ends = threading.Thread(
+        target=first.iteration_barrier,
+        kwargs={"ranks": [0], "rendezvous_count": 3, "timeout": LIMIT},
+    )
+    ends.start()
+    last.iteration_barrier(ranks=[1], rendezvous_count=3, timeout=LIMIT)
     # Of a process that has left this generation, and died before its monitor has.
-    monitor.record_terminated_ranks([3])
-    assert last.get_terminated_ranks() == first.get_terminated_ranks() == {2}
+    monitor.record_terminated_ranks([1])
+    ends.join()
+    for store in (first, last):
+        assert store.get_terminated_ranks() == {2}
+        assert store.get_reasons() == {2: "TERMINATED"}
     assert GenerationStore(2, control).get_terminated_ranks() == set()
+    del server
+
+
+def wake_who_waits_for_the_end_at_once():
+    server, control = serve()
+    address = control.underlying_store.host, control.underlying_store.port
+    first, last = (GenerationStore(1, ControlStore(*address, LIMIT, SECRET)) for _ in range(2))
+    woken_s = []
+
+    def wait():
+        first._await(first._complete(first.ITERATION_BARRIER), LIMIT)
+        woken_s.append(time.monotonic())
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    time.sleep(0.5)
+    start_s = time.monotonic()
+    last.iteration_barrier(ranks=[0], rendezvous_count=1, timeout=LIMIT)
+    waits.join()
+    assert woken_s[0] < start_s + LIMIT.total_seconds() / 2
     del server
 
 
@@ -225,8 +257,10 @@ def test_nothing_of_upstream_is_read_unsealed():
 
 
 @pytest.mark.distributed
-def test_all_processes_find_the_same_losses_of_a_generation(megatron_fork_server):
-    body = note_a_loss_after_others_have_read
+@pytest.mark.parametrize(
+    "body", [note_a_loss_after_others_have_read, wake_who_waits_for_the_end_at_once]
+)
+def test_all_processes_find_the_same_end_of_a_generation(megatron_fork_server, body):
     megatron_fork_server.run(body, world_size=1).check()
 
 

@@ -292,7 +292,7 @@ def test_who_waits_for_the_first_looks_often_and_a_few_seconds_more_than_its_lim
     with pytest.raises(dist.DistStoreError):
         store.get_states(range(ranks))
     assert starts_s == [0.0, slice_s, 2 * slice_s, 2.5 * slice_s]
-    assert clock.now_s == 2.5 * slice_s + sealed_store._READING_S
+    assert clock.now_s == 2.5 * slice_s + sealed_store.READING_S
 
 
 def test_what_is_too_long_for_one_place_is_read_where_each_wrote_it(monkeypatch):

@@ -151,7 +151,6 @@ class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
     wait_for_interrupted = _unless_lost(SealedStore.wait_for_interrupted)
     record_interrupted = _unless_lost(SealedStore.record_interrupted)
     lock_interruption_records = _unless_lost(SealedStore.lock_interruption_records)
-    get_interruption_records = _unless_lost(SealedStore.get_interruption_records, list)
     is_rank_at_reentrant_barrier = _unless_lost(SealedStore.is_rank_at_reentrant_barrier, bool)
     """Returns whether a process waits for the others, which excuses it from signs of life."""
 

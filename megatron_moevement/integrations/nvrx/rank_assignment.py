@@ -13,28 +13,11 @@ from nvidia_resiliency_ext.inprocess.attribution import Interruption as Reason
 from nvidia_resiliency_ext.inprocess.rank_assignment import Layer, LayerFlag, Tree
 
 from megatron_moevement.errors import MoEvementError
-from megatron_moevement.policy.report.casualties import HAS_ENDED
+from megatron_moevement.integrations.nvrx.reasons import ENDED, REASONS, UNKNOWN
 from megatron_moevement.runtime.coordination.generation import Interruption, Loss
 from megatron_moevement.settings.restart import Granularity
 
 logger = logging.getLogger(__name__)
-
-_REASONS = {
-    Reason.HARD_TIMEOUT: "no progress within --inprocess-hard-timeout, it is killed",
-    Reason.UNRESPONSIVE: "no heartbeat within --inprocess-heartbeat-timeout",
-    Reason.TERMINATED: HAS_ENDED,
-    Reason.SOFT_TIMEOUT: "no progress within --inprocess-soft-timeout, it is interrupted",
-    Reason.BASE_EXCEPTION: "it leaves the job",
-    Reason.MONITOR_PROCESS_EXCEPTION: "its monitor has failed",
-    Reason.EXCEPTION: "an exception, which it prints itself",
-}
-"""What is known from outside; how its process ended, a launcher may say besides."""
-_UNKNOWN = f"{HAS_ENDED} or does not answer"
-"""Where others noticed it first, and the list of reasons was closed before its monitor wrote."""
-_ENDED = frozenset({Reason.TERMINATED, Reason.HARD_TIMEOUT})
-"""Reasons that come with the end of a process."""
-_WEIGHT = {reason: weight for weight, reason in enumerate(reversed(_REASONS))}
-"""Of several reasons the one that tells most: what ended a process before what that led to."""
 
 
 class AllDoneError(MoEvementError):
@@ -107,17 +90,13 @@ class StickyRankAssignment(Tree):  # type: ignore[misc]  # upstream is not typed
 
     def _losses(self, ctx: Any) -> tuple[Loss, ...]:
         """Returns the processes that are lost; where none is, those that ended the generation."""
-        reasons: dict[int, Reason] = {}
-        for record in ctx.store.get_interruption_records():
-            former = reasons.get(record.rank)
-            if former is None or _WEIGHT[record.interruption] > _WEIGHT[former]:
-                reasons[record.rank] = record.interruption
+        reasons = {rank: Reason[name] for rank, name in ctx.store.get_reasons().items()}
         named = sorted(ctx.terminated_ranks or reasons.keys())
         numbers = {rank: int(self.rank_map[rank].state.initial_rank) for rank in named}
         ended = [
             self._processes[numbers[rank]]
             for rank in ctx.terminated_ranks
-            if reasons.get(rank, Reason.TERMINATED) in _ENDED
+            if reasons.get(rank, Reason.TERMINATED) in ENDED
         ]
         ends = self._ends(ended) if ended else {}
         found = []
@@ -129,7 +108,7 @@ class StickyRankAssignment(Tree):  # type: ignore[misc]  # upstream is not typed
                     self._processes[number],
                     None if state.active_rank is None else int(state.active_rank),
                     self._hosts.get(number, "an unknown machine"),
-                    _UNKNOWN if reason is None else _REASONS[reason],
+                    UNKNOWN if reason is None else REASONS[reason],
                     ends.get(self._processes[number]),
                 )
             )

@@ -15,12 +15,11 @@ import contextlib
 import functools
 import itertools
 import json
-import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess.attribution import InterruptionRecord
@@ -28,20 +27,20 @@ from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, StoreMixin
 
 from megatron_moevement.integrations.nvrx.heartbeats import Heartbeats
+from megatron_moevement.integrations.nvrx.reasons import in_short
+from megatron_moevement.integrations.nvrx.sealed_documents import NONCE_BYTES, SealedDocuments
+from megatron_moevement.policy.number_runs import numbers_of, runs_of
+from megatron_moevement.policy.outcome.why_ended import reason_of_each
 from megatron_moevement.policy.watching.short_lists import by_list, list_of, slice_s
 from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, left_by, list_key
-from megatron_moevement.runtime.coordination.roll_call import first_proposed
-from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
-
-logger = logging.getLogger(__name__)
+from megatron_moevement.runtime.coordination.elected_reader import READING_S, ElectedReader
+from megatron_moevement.runtime.security.seal import Seal
 
 _SLICE_S = 0.25
 _LOOK_S = 1.0  # so often a process that waits looks whether its arrival is still noted
 _FREE_LOOKS = 512  # so many look so often; more share the looks that these would take
 _LEAST_LOOKS = 4  # that each takes before its time is over
-_READING_S = 5.0  # for what is there, when the time is over
 _MOST_CHARACTERS = 2**19  # of all processes in one place; beyond that each reads all places
-_NONCE_BYTES = 8
 _HOST = "moevement_host_{rank}"
 
 
@@ -49,19 +48,13 @@ class ForeignValueError(dist.DistStoreError):
     """For a whole time limit, the store held what no process of this job wrote."""
 
 
-class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
+class SealedStore(SealedDocuments):
     """Overrides everything that NVRx reads or writes; mixed into a store of torch."""
 
-    _seal: Seal
-    _scope: str
-    """Where the keys lie, so that no value counts in another generation."""
-    _complained: ClassVar[set[tuple[str, str]]] = set()
-
     def _begin(self, seal: Seal, scope: str) -> None:
-        self._seal = seal
-        self._scope = scope
-        self._written: dict[str, str] = {}
+        super()._begin(seal, scope)
         self._heartbeats = Heartbeats()
+        self._end: Any = None
 
     def set_initial_rank(self, rank: int, initial_rank: int) -> None:
         """Notes the number of the process that has a rank."""
@@ -138,9 +131,16 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         self._put(self.INTERRUPTION_RECORDS_LOCK, True)
 
     def get_interruption_records(self) -> list[InterruptionRecord]:
-        """Returns the list of reasons."""
-        texts = self._lines(self.INTERRUPTION_RECORDS).values()
-        return [InterruptionRecord.from_str(text) for text in texts]
+        """Returns no reasons, which each process asks for when it is interrupted.
+
+        NVRx puts them into the message of an exception that it catches itself. They grow with the
+        processes, so one of them reads them, at the end of the generation.
+        """
+        return []
+
+    def get_reasons(self) -> dict[int, str]:
+        """Returns the name of the reason of each rank that has one, as all find it that met."""
+        return reason_of_each(self._end_found()["reasons"])
 
     def wait_for_interrupted(self, timeout: timedelta) -> None:
         """Waits until any process is interrupted.
@@ -167,18 +167,24 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         self.append(*self._line(self.TERMINATED_RANKS, list(ranks)))
 
     def get_terminated_ranks(self) -> set[int]:
-        """Returns whose processes are lost, or left: what the first one found that asks.
+        """Returns whose processes are lost, or left, as all find it that met.
 
         A process may die in the next generation before its monitor is there. The monitor notes that
-        here, while the others read who takes part; all of them must find the same. The list may be
-        as long as processes are many, so only who finds nothing agreed reads it.
+        here, while the others read who takes part; all of them must find the same.
         """
-        agreed = f"{self.TERMINATED_RANKS}_agreed"
-        known = first_proposed(self, agreed, None, functools.partial(self._opened, agreed))
-        if known is None:
-            lines = self._lines(self.TERMINATED_RANKS).values()
-            known = self._agreed(agreed, sorted({rank for ranks in lines for rank in ranks}))
-        return set(known)
+        return set(numbers_of(self._end_found()["terminated"]))
+
+    def _end_found(self) -> dict[str, Any]:
+        """Returns how the generation ended; before the processes have met, what is there by now.
+
+        The list of terminated ranks is read last: nothing agrees on it before the others go on.
+        """
+        if self._end is not None:
+            return dict(self._end)
+        reasons = in_short(self._lines(self.INTERRUPTION_RECORDS).values())
+        lines = self._lines(self.TERMINATED_RANKS).values()
+        terminated = list(runs_of({rank for ranks in lines for rank in ranks}))
+        return {"reasons": reasons, "terminated": terminated}
 
     def barrier(
         self,
@@ -197,7 +203,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
             BarrierOverflow: more have arrived.
             BarrierTimeout: the time is over.
         """
-        ranks, complete = sorted(set(ranks)), self._complete(group_name)
+        ranks = sorted(set(ranks))
         arrivals = self._arrivals(group_name, rendezvous_count)
         mine = by_list(ranks)
         if not mine.keys() <= arrivals.lists.keys():
@@ -205,6 +211,9 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         own = {
             number: self._line(arrivals.key(number), sorted(some)) for number, some in mine.items()
         }
+        longest_s = timeout.total_seconds() / _LEAST_LOOKS
+        patience_s = min(READING_S, longest_s or READING_S)
+        reader = ElectedReader(secrets.token_hex(NONCE_BYTES), patience_s)
 
         def look(numbers: Iterable[int]) -> None:
             for number in numbers:
@@ -216,7 +225,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
                 if count > size:
                     raise BarrierOverflow(f"{count} of {size} are at {group_name}")
                 if count == size and arrivals.note_whole(number):
-                    self._put(complete, True)
+                    self._note_complete(group_name, reader)
 
         for line in own.values():
             self.append(*line)
@@ -226,10 +235,11 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
                 *(ranks[0] if ranks else 0, arrivals.lists, _LOOK_S),
                 processes=rendezvous_count,
                 free=_FREE_LOOKS,
-                longest_s=timeout.total_seconds() / _LEAST_LOOKS,
+                longest_s=longest_s,
             )
             chunk = timeout_chunk or timeout
-            self._wait_at(complete, group_name, timeout, chunk, looks=looks, look=look)
+            found = self._wait_at(group_name, timeout, chunk, looks=looks, look=look)
+            self._end = found if group_name == self.ITERATION_BARRIER else self._end
 
     reentrant_barrier = barrier
     """Counts a rank that arrives twice once."""
@@ -251,6 +261,20 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
     def _complete(self, group_name: str) -> str:
         return f"{self.BARRIER_PREFIX}:{group_name}:complete"
 
+    def _note_complete(self, group_name: str, reader: ElectedReader) -> None:
+        """Ends the wait at a barrier where all have arrived.
+
+        Many may find that at once. At the end of a generation one of them reads what may be as long
+        as processes are many; the others read its result, in the place that ends their wait.
+        """
+        key = self._complete(group_name)
+        if group_name != self.ITERATION_BARRIER:
+            self._put(key, True)
+            return
+        name = f"{self.BARRIER_PREFIX}:{group_name}:reader"
+        if reader.reads(lambda number: self._first_proposed(f"{name}{number}", reader.own)):
+            self._first_proposed(key, self._end_found())
+
     def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
         """Returns whether a process has arrived at a barrier."""
         lines = self._lines(list_key(self._arrived(group_name), list_of(rank)))
@@ -263,17 +287,17 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
 
     def _wait_at(
         self,
-        key: str,
         group_name: str,
         timeout: timedelta,
         chunk: timedelta,
         *,
         looks: Looks,
         look: Callable[[Iterable[int]], None],
-    ) -> None:
+    ) -> Any:
         deadline_s = time.monotonic() + timeout.total_seconds()
         looks.due()  # it has just looked
         chunk = min(chunk, timedelta(seconds=looks.interval_s))
+        key = self._complete(group_name)
         while True:
             try:
                 return self._await(key, left_by(deadline_s, chunk.total_seconds()))
@@ -293,34 +317,15 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
     def _arrived(self, group_name: str) -> str:
         return f"{self.BARRIER_PREFIX}:{group_name}:arrived"
 
-    def _put(self, key: str, document: Any) -> None:
-        """Writes a document in the place of the one before."""
-        self._written[key] = text = self._seal.close(self._place(key), document)
-        self.set(key, text)
-
-    def _is_put(self, key: str) -> bool:
-        return bool(self.check([key])) and self._opened(key, self.get(key)) is not None
-
-    def _await(self, key: str, timeout: timedelta) -> None:
+    def _await(self, key: str, timeout: timedelta) -> Any:
         deadline_s = time.monotonic() + timeout.total_seconds()
         self.wait([key], timeout)
-        while not self._is_put(key):
+        while (found := self._document(key)) is None:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise ForeignValueError(self._foreign(key))
             time.sleep(min(left_s, _SLICE_S))
-
-    def _agreed(self, key: str, proposed: Any) -> Any:
-        """Returns what the first process has proposed.
-
-        Raises:
-            ForeignValueError: the store takes nothing of it.
-        """
-        sealed = self._seal.close(self._place(key), proposed)
-        known = first_proposed(self, key, sealed, functools.partial(self._opened, key))
-        if known is None:
-            raise ForeignValueError(self._foreign(key))
-        return known
+        return found
 
     def _of_all(self, name: str, ranks: Iterable[int]) -> list[Any]:
         """Returns what each of some processes has written; waits until all of it is there.
@@ -334,7 +339,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         if own and not is_first:
             if runs := self._of_first(together, own, len(keys), deadline_s):
                 return [document for length, document in runs for _ in range(length)]
-            deadline_s = max(deadline_s, time.monotonic() + _READING_S)
+            deadline_s = max(deadline_s, time.monotonic() + READING_S)
         found = self._read(keys, deadline_s)
         if is_first:
             runs = [[len(list(run)), document] for document, run in itertools.groupby(found)]
@@ -369,32 +374,3 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
                 if document is None and key in self._written:
                     self.set(key, self._written[key])
             time.sleep(left_by(deadline_s, _SLICE_S).total_seconds())
-
-    def _line(self, key: str, document: Any) -> tuple[str, str]:
-        """Returns a key, and what adds a document to the list there."""
-        signed = [secrets.token_hex(_NONCE_BYTES), document]
-        return key, f"\n{self._seal.close(self._place(key), signed)}\n"
-
-    def _lines(self, key: str) -> dict[bytes, Any]:
-        """Returns the documents of a list by their lines; one that was copied is there once."""
-        if not self.check([key]):
-            return {}
-        lines = dict.fromkeys(line for line in self.get(key).split(b"\n") if line)
-        opened = {line: self._opened(key, line) for line in lines}
-        return {line: signed[1] for line, signed in opened.items() if signed is not None}
-
-    def _opened(self, key: str, text: bytes) -> Any:
-        """Returns the document, None where nobody of this job wrote it: that is said once."""
-        try:
-            return self._seal.open(self._place(key), text)
-        except BrokenSealError as error:
-            if (self._scope, key) not in self._complained:
-                self._complained.add((self._scope, key))
-                logger.warning("%s: %s; it does not count", self._foreign(key), error)
-            return None
-
-    def _place(self, key: str) -> str:
-        return f"{self._scope}/{key}"
-
-    def _foreign(self, key: str) -> str:
-        return f"the control store holds under {key} what no process of this job wrote"
