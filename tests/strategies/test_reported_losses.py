@@ -3,18 +3,27 @@
 
 import dataclasses
 import socket
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from megatron_moevement.integrations.nvrx.control_store import request_restart
 from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case
-from tests.harness.restarted_run import events_of, restartable_program
+from tests.harness.restarted_run import (
+    await_step,
+    control_of,
+    events_of,
+    generation_of,
+    restartable_program,
+)
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 CASE = dataclasses.replace(Case.of("vpp2", 2), deaths=1)
+DYING = Path(__file__).with_name("dying_reader_pretrain.py")
 
 
 def test_a_loss_and_its_outage_are_reported(megatron_fork_server, text, tmp_path):
@@ -51,6 +60,24 @@ def test_a_loss_and_its_outage_are_reported(megatron_fork_server, text, tmp_path
     last = CASE.train_iters
     assert lines[-1].endswith(f"done: iteration {last} of {last} is trained")
     assert ranks[2].stderr.count("done:") == 0
+
+
+def test_who_dies_as_it_reads_for_all_is_lost_with_the_generation(
+    megatron_fork_server, text, tmp_path
+):
+    program = restartable_program(CASE, megatron_fork_server, text, 1)
+    run = Run(dataclasses.replace(program, path=DYING), tmp_path)
+    mark = tmp_path / "died"
+    with run.start(f"--died={mark}") as job:
+        await_step(run, job, CASE.protected_from)
+        request_restart(control_of(job), 0, job.secret)
+        result = job.wait()
+    assert mark.exists()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert generation_of(run) == 1
+    faults = events_of(run, EventName.FAULT_DETECTED, generation=1)
+    found = {tuple(loss["process"] for loss in fault.fields["losses"]) for fault in faults}
+    assert found == {(result.exit_codes.index(-9),)}
 
 
 def check_drawn(curves, recovered):
