@@ -22,6 +22,7 @@ from megatron_moevement.policy.report.last_lines import ProcessStop
 from megatron_moevement.runtime.observation.log import Log, open_log
 from megatron_moevement.runtime.observation.process_events import ProcessEvents
 from megatron_moevement.settings.architecture import with_layers
+from megatron_moevement.settings.cpu_kernels import limit_kept_kernels
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.nccl_environment import check_environment, prepare_environment
 from megatron_moevement.training.arguments import Arguments, parse
@@ -63,8 +64,9 @@ def _main(argv: Sequence[str], log: Log) -> int:
                 "see docs/operate/restart.md"
             )
         restart = arguments.restart
+        limit_kept_kernels(os.environ)  # torch is imported below
         if restart.inprocess_restart:
-            prepare_environment(restart, os.environ)  # torch is imported below
+            prepare_environment(restart, os.environ)
         backend = load(choose(arguments.run.moevement_backend))
         if restart.inprocess_restart and backend.collectives is Collectives.NCCL:
             limit = arguments.parallelism.distributed_timeout_minutes
