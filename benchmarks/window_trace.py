@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--fast", type=float, default=200.0, help="bandwidth of the link, MB/s")
     parser.add_argument("--slow", type=float, default=24.0, help="bandwidth while it is slow, MB/s")
-    parser.add_argument("--steps", type=int, nargs=3, default=(24, 36, 32), help="of each phase")
+    parser.add_argument("--steps", type=int, nargs=3, default=(24, 36, 64), help="of each phase")
     parser.add_argument("--iteration-s", type=float, default=0.5, help="waits of a step")
     options, flags = parser.parse_known_args(argv)
     program_file = str(Path(__file__).with_name("limited_pretrain.py"))

@@ -203,7 +203,7 @@ class ScaledRecovery:
         self._settings = FaultTolerance(moevement_window=WINDOW)
         job = PlannedJob(self._settings, told.members, facts.ends, TRAIN_ITERS)
         self._former = plan_of(job)
-        self._found = Found.of(job, self._former)
+        self._found = Found.of(job, self._former).document()
         origin = told.computations
         self._carried = CarriedState()
         if not self._is_new:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ring of slots: it holds what it must, overwrites nothing, and is full when it has to be."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,14 +20,34 @@ from megatron_moevement.policy.copies.slot_ring import (
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import RankPlan, SlotFetch
 from megatron_moevement.policy.recovery.slot_choice import fetches_in_order, held_steps
-from megatron_moevement.policy.window.schedule import SlotRoom, Window
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.slot_room import RankRoom, SlotRoom, least_after
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 
-LONGEST = 5
-ROOM = SlotRoom(slot_bytes=20, window_bytes=60)
-WINDOWS = st.integers(1, LONGEST).flatmap(
-    lambda window: st.lists(st.integers(8, 20), min_size=window, max_size=window).filter(ROOM.holds)
+LONGEST = 8
+ROOM = RankRoom(
+    {
+        used: SlotRoom(slot, window)
+        for used, (slot, window) in enumerate(
+            ((20, 20), (13, 24), (10, 27), (9, 30), (8, 34), (7, 37), (6, 40), (6, 44)), 1
+        )
+    }
 )
+
+
+@st.composite
+def windows_in_turn(draw):
+    """Draws the sizes of the slots of windows, each of a W that may follow the one before it."""
+    found, used = [], draw(st.integers(1, LONGEST))
+    for _ in range(draw(st.integers(4, 12))):
+        own = ROOM.of(used)
+        sizes = st.lists(st.integers(1, own.slot_bytes), min_size=used, max_size=used)
+        full = [
+            own.window_bytes * (n + 1) // used - own.window_bytes * n // used for n in range(used)
+        ]
+        found.append(draw((st.permutations(full) | sizes).filter(own.holds)))
+        used = draw(st.integers(least_after(used), LONGEST))
+    return found
 
 
 def test_capacity_is_two_windows_and_the_lag():
@@ -47,7 +69,7 @@ def changing(windows):
     return Timetable(tuple(entries))
 
 
-@given(st.lists(WINDOWS, min_size=4, max_size=12), st.integers(1, 2), st.data())
+@given(windows_in_turn(), st.integers(1, 2), st.data())
 def test_no_two_slots_that_are_needed_share_a_byte_however_windows_change(windows, lag, data):
     """Captures as a job does: a window is dropped once the one after it is persisted, or later.
 
@@ -71,6 +93,42 @@ def test_no_two_slots_that_are_needed_share_a_byte_however_windows_change(window
             extents = fetched(ring.steps, extents, sizes, room_bytes, data)
         place(ring.next_step, sizes, extents, ring.steps, room_bytes)
         ring = ring.captured()
+
+
+def lie_apart(sizes, start, room_bytes):
+    """Returns whether slots that are all needed have no byte in common, wherever the first lies."""
+    extents = {-1: Extent(start, 0)}
+    for step, size in enumerate(sizes):
+        extents[step] = extent_of(step, size, extents, room_bytes)
+    return not any(
+        one.overlaps(other) for one, other in itertools.combinations(extents.values(), 2)
+    )
+
+
+def least_bytes(sizes):
+    """Returns the smallest ring that slots which are all needed fit into, wherever they begin."""
+    rings = itertools.count(sum(sizes))
+    return next(r for r in rings if all(lie_apart(sizes, start, r) for start in range(r)))
+
+
+def held_at_a_time(room):
+    """Yields the sizes of what a ring may have to hold: two windows and a slot of a third one."""
+    for three in itertools.product(room.by_used, repeat=3):
+        if all(then >= least_after(used) for used, then in itertools.pairwise(three)):
+            first, then, last = map(room.of, three)
+            yield [first.slot_bytes] * three[0] + [then.slot_bytes] * three[1] + [last.slot_bytes]
+
+
+@pytest.mark.parametrize("sizes", [(20,), (20, 12), (20, 12, 10, 9), (20, 13, 11, 9, 8, 8, 7, 7)])
+def test_a_ring_is_as_large_as_the_windows_that_may_follow_each_other_need(sizes):
+    room = RankRoom({used: SlotRoom(size, used * size) for used, size in enumerate(sizes, 1)})
+    assert max(map(least_bytes, held_at_a_time(room))) == ring_bytes(room, 1) - 1
+
+
+def test_a_ring_has_no_room_for_a_slot_of_a_w_that_shrinks_at_once():
+    sizes = [5, 6, 5, 6, 5, 6, 5, 6]
+    assert ROOM.of(8).holds(sizes)
+    assert not lie_apart([*sizes, *sizes, ROOM.of(1).slot_bytes], 0, ring_bytes(ROOM, 1))
 
 
 def place(step, sizes, extents, needed, room_bytes):

@@ -2,6 +2,7 @@
 """Window schedules: FULL once, COMPUTE until then, the same slot on all replicas."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
@@ -11,12 +12,12 @@ from megatron_moevement.policy.job.operators import Inventory, Operator, Operato
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import (
     InvalidScheduleError,
-    SlotRoom,
     Window,
     WindowSchedule,
     room_of,
     slot_bytes,
 )
+from megatron_moevement.policy.window.slot_room import RankRoom, SlotRoom
 
 EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(6)]
 
@@ -27,9 +28,9 @@ def inventory_of_experts(count, ranks=1, tied=()):
 
 
 @st.composite
-def schedules(draw):
-    count = draw(st.integers(1, 6))
-    window = draw(st.integers(1, 4))
+def schedules(draw, count=None, window=None):
+    count = count or draw(st.integers(1, 6))
+    window = window or draw(st.integers(1, 4))
     slots = {EXPERTS[number]: draw(st.integers(0, window - 1)) for number in range(count)}
     return WindowSchedule(inventory_of_experts(count, 2), window, slots)
 
@@ -107,17 +108,28 @@ def test_windows_are_ordered_by_their_start():
 
 
 @given(schedules())
-def test_room_for_schedules_is_what_the_largest_slots_of_each_rank_take(schedule):
-    dense = WindowSchedule(schedule.inventory, 1, dict.fromkeys(schedule.slots, 0))
-    alike = [schedule, dense]
+def test_room_for_one_schedule_is_what_the_largest_slots_of_each_rank_take(schedule):
+    room = room_of([schedule])
+    assert schedule.fits_into(room)
+    for rank, slots in schedule.bytes_by_slot.items():
+        assert room[rank].by_used == {schedule.window: (max(slots), max(slots) * schedule.window)}
+        assert room[rank].slot_bytes == max(slots)
+        assert SlotRoom(max(slots), sum(slots)).holds(slots)
+        assert not SlotRoom(max(slots) - 1, sum(slots)).holds(slots)
+        assert not SlotRoom(max(slots), sum(slots) - 1).holds(slots)
+
+
+@given(st.tuples(*(schedules(5, window) for window in (3, 1, 4, 2))))
+def test_room_for_several_w_is_of_each_of_them(alike):
     room = room_of(alike)
     assert all(each.fits_into(room) for each in alike)
     for rank, own in room.items():
-        largest = [max(each.bytes_by_slot[rank]) for each in alike]
-        assert own == (max(largest), max(largest[0] * schedule.window, largest[1]))
-        less = {**room, rank: own._replace(slot_bytes=own.slot_bytes - 1)}
-        assert not all(each.fits_into(less) for each in alike)
-        slots = schedule.bytes_by_slot[rank]
-        assert room_of([schedule])[rank] == (max(slots), max(slots) * schedule.window)
-        assert SlotRoom(max(slots), sum(slots)).holds(slots)
-        assert not SlotRoom(max(slots), sum(slots) - 1).holds(slots)
+        largest = {each.window: max(each.bytes_by_slot[rank]) for each in alike}
+        for window, found in own.by_used.items():
+            size = max(size for each, size in largest.items() if each >= window)
+            larger = math.ceil(size * 1.05) if window > 1 else size
+            assert found == (larger, window * size)
+        assert RankRoom.of_document(own.document()) == own
+        assert own.of(0) == own.by_used[1]
+        assert own.of(5) is None
+        assert own.beside(3, 4).of(2) == (own.of(2).slot_bytes + 3, own.of(2).window_bytes + 12)

@@ -18,7 +18,6 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.recovery import recovery_planner
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.window import skipping_schedule
-from megatron_moevement.policy.window.schedule import SlotRoom
 from megatron_moevement.runtime.coordination import agreement
 from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
@@ -254,7 +253,7 @@ def test_a_newcomer_comes_to_the_schedule_of_the_others():
     assert plan_of(job, 0, None, found).schedule.digest == former.schedule.digest
     other = plan_of(job, 0, None, found._replace(slots=[(slot + 1) % 3 for slot in found.slots]))
     assert other.schedule.digest != former.schedule.digest
-    larger = [SlotRoom(room.slot_bytes + 4096, room.window_bytes) for room in found.room]
+    larger = [room.beside(4096, 1) for room in found.room]
     assert plan_of(job, 0, None, found._replace(room=larger)).rings != former.rings
 
 

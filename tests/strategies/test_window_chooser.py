@@ -89,6 +89,26 @@ def test_a_choice_that_came_into_force_goes_on(chooser):
     assert calm == [None] * 5 + [(1, None)]
 
 
+def test_what_is_measured_on_the_way_to_a_smaller_w_does_not_count(chooser):
+    for _ in range(2):
+        assert chosen(chooser, 8, 8, CALM) is None
+    assert chosen(chooser, 8, 8, CALM) == (1, None)
+    assert chosen(chooser, 16, 4, STALLED) == (1, None)
+    assert chosen(chooser, 24, 2, STALLED) == (1, None)
+    costly = dataclasses.replace(CALM, iteration_s=1.5)  # of an iteration with W = 8
+    for _ in range(2):
+        assert chosen(chooser, 32, 1, costly) is None
+    assert chosen(chooser, 32, 1, costly) == (8, None)
+
+
+@pytest.mark.parametrize(("window", "used"), [(8, None), (2, None)])
+def test_w_is_chosen_anew_where_the_one_in_force_does_not_lie_on_the_way(chooser, window, used):
+    for _ in range(3):
+        chosen(chooser, 8, 4, CALM)
+    assert chosen(chooser, 12, 2, CALM) == (1, None)
+    assert chosen(chooser, 16, window, CALM, used) is None
+
+
 def test_what_threads_beside_training_take_is_a_reason_and_part_of_the_line(chooser):
     contended = dataclasses.replace(CALM, contention_s=0.125)
     for _ in range(2):

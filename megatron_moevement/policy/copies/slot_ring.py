@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from itertools import product
 from typing import NamedTuple
 
 from megatron_moevement.errors import MoEvementError
-from megatron_moevement.policy.window.schedule import SlotRoom
+from megatron_moevement.policy.window.slot_room import RankRoom, least_after
 from megatron_moevement.policy.window.timetable import Timetable
 
 
@@ -31,13 +32,20 @@ def ring_capacity(window: int, lag: int) -> int:
     return 2 * window + lag
 
 
-def ring_bytes(room: SlotRoom, lag: int) -> int:
+def ring_bytes(room: RankRoom, lag: int) -> int:
     """Returns how many bytes a ring needs for slots that lie one behind the other.
 
-    Two windows, the slots of the lag, and what is left at the end, where the next slot does not
-    fit: it begins at the start again.
+    Two windows that may follow each other, the slots of the lag, and what is left at the end, where
+    the next slot does not fit: it begins at the start again.
     """
-    return 2 * room.window_bytes + (lag + 1) * room.slot_bytes
+    return max(
+        former.window_bytes
+        + later.window_bytes
+        + lag * behind.slot_bytes
+        + max(former.slot_bytes, later.slot_bytes, behind.slot_bytes)
+        for (used, former), (then, later) in product(room.by_used.items(), repeat=2)
+        if then >= least_after(used) and (behind := room.of(least_after(then))) is not None
+    )
 
 
 class Extent(NamedTuple):

@@ -11,9 +11,10 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.watching.measurements import Measured, Reduced
 from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.policy.window.popularity import Popularity
-from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule, room_of
+from megatron_moevement.policy.window.schedule import WindowSchedule, room_of
 from megatron_moevement.policy.window.skipping_schedule import ExpertOrder, schedule_of
-from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
+from megatron_moevement.policy.window.slot_room import RankRoom, least_after
+from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 
 
@@ -61,7 +62,7 @@ def schedule_by_index(planned: WindowSchedule, window: int) -> WindowSchedule:
 
 def room_for_windows(
     planned: WindowSchedule, windows: Iterable[int]
-) -> Mapping[LogicalRank, SlotRoom]:
+) -> Mapping[LogicalRank, RankRoom]:
     """Returns the room of each rank for any W of some: which one a job begins with decides nothing.
 
     Largest slots do not always become smaller with W, nor windows larger: where ranks have unlike
@@ -75,7 +76,7 @@ def room_for_windows(
 
 
 def slot_sizes(
-    planned: WindowSchedule, windows: Iterable[int], room: Mapping[LogicalRank, SlotRoom]
+    planned: WindowSchedule, windows: Iterable[int], room: Mapping[LogicalRank, RankRoom]
 ) -> Mapping[int, SlotSizes]:
     """Returns what slots take for each W that there is room for; it takes a while.
 
@@ -106,7 +107,7 @@ class ScheduleMaker:
 
     planned: WindowSchedule
     windows: range
-    room: Mapping[LogicalRank, SlotRoom]
+    room: Mapping[LogicalRank, RankRoom]
     kernels: ExpertKernels
 
     def sizes(self) -> Mapping[int, SlotSizes]:
@@ -117,13 +118,30 @@ class ScheduleMaker:
         """Returns the schedule for a W with experts in the order of their numbers."""
         return schedule_by_index(self.planned, window)
 
-    def wanted(self, window: int, known: Popularity, used: int | None = None) -> WindowSchedule:
+    def wanted(
+        self,
+        window: int,
+        known: Popularity,
+        used: int | None = None,
+        *,
+        after: WindowSchedule | None = None,
+    ) -> WindowSchedule:
         """Returns the schedule for a W and for what is known of the experts.
 
         Args:
             used: the slots that hold anything; None: as many as W has use for.
+            after: that it is to follow; a W that may not is come to in several changes.
         """
-        return self._ordered(used or window, known).lasting(window)
+        slots = used or window
+        if after is not None and slots < least_after(after.used_slots):
+            slots = self._least_after(after)
+        return self._ordered(slots, known).lasting(max(window, slots))
+
+    def _least_after(self, schedule: WindowSchedule) -> int:
+        """Returns the smallest W that may follow a schedule."""
+        used, least = schedule.used_slots, least_after(schedule.used_slots)
+        smaller = (each for each in range(least, used) if self.by_index(each).used_slots >= least)
+        return next(smaller, used)
 
     def _ordered(self, window: int, known: Popularity) -> WindowSchedule:
         if known.ordering is Ordering.INDEX:
@@ -140,6 +158,8 @@ class ScheduleMaker:
         is_fewer = may_be_fewer and used < self.by_index(window).used_slots
         return used if is_fewer else None
 
-    def may_follow(self, schedule: WindowSchedule, newest: TimetableEntry) -> bool:
-        """Returns whether a schedule is another one than the newest, and has room."""
-        return schedule.digest != newest.digest and schedule.fits_into(self.room)
+    def may_follow(self, schedule: WindowSchedule, newest: WindowSchedule) -> bool:
+        """Returns whether a schedule is another one than the newest, and has room behind it."""
+        is_other = schedule.digest != newest.digest
+        may_be = schedule.used_slots >= least_after(newest.used_slots)
+        return is_other and may_be and schedule.fits_into(self.room)

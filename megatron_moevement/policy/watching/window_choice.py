@@ -89,6 +89,8 @@ class WindowChoice:
         iterations_s: of the newest of these.
         contention_s: of the newest of these.
         trial: that the last change was; None: it was to a larger W.
+        reached: slots in use when it was chosen, or on the way to it, which may take several
+            changes (`least_after`).
     """
 
     window: int
@@ -103,6 +105,7 @@ class WindowChoice:
     iterations_s: tuple[float, ...] = ()
     contention_s: tuple[float, ...] = ()
     trial: Trial | None = None
+    reached: int = 0
 
     @classmethod
     def under(cls, window: int, used: int | None, former: WindowChoice | None) -> WindowChoice:
@@ -112,9 +115,20 @@ class WindowChoice:
             used: of its slots, as of the attribute.
             former: the last choice; nothing of one of another W counts, nor where there is none.
         """
-        if former is None or (former.window, former.used) != (window, used):
-            return cls(window, used)
-        return former
+        if former is None or (former.window, former.used) == (window, used):
+            return former or cls(window, used)
+        if former.used_slots < (used or window) < former.reached:
+            return dataclasses.replace(former, reached=used or window)
+        return cls(window, used)
+
+    @property
+    def used_slots(self) -> int:
+        """The slots of its windows that may hold anything."""
+        return self.used or self.window
+
+    def is_under_way(self, window: int, used: int | None) -> bool:
+        """Returns whether another W is in force, on the way to this one."""
+        return (self.window, self.used) != (window, used)
 
     def after(self, measured: Measured, slots: Mapping[int, int], replicas: int) -> WindowChoice:
         """Returns the choice after another window.
@@ -155,7 +169,14 @@ def _spread(
     if used is None or used >= longest:
         return None
     budget_bytes, patience = choice.budget_bytes, _next_patience(choice)
-    return WindowChoice(longest, used, Reason.NO_WINDOW_FITS, budget_bytes, patience=patience)
+    return WindowChoice(
+        longest,
+        used,
+        Reason.NO_WINDOW_FITS,
+        budget_bytes,
+        patience=patience,
+        reached=choice.used_slots,
+    )
 
 
 def path_of(measured: Measured, replicas: int) -> PathBandwidth | None:
@@ -211,7 +232,13 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measur
         return dataclasses.replace(choice, slack_windows=slack, smaller=smaller)
     tried = Trial(choice.window, _slot_bytes(choice, slots), choice.iterations_s)
     return WindowChoice(
-        smaller, None, Reason.SLACK, budget_bytes, patience=choice.patience, trial=tried
+        smaller,
+        None,
+        Reason.SLACK,
+        budget_bytes,
+        patience=choice.patience,
+        trial=tried,
+        reached=choice.used_slots,
     )
 
 

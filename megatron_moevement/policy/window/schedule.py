@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.operators import Inventory, OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.packing import ORDER_TOLERANCE
+from megatron_moevement.policy.window.slot_room import RankRoom, SlotRoom
 
 
 def slot_bytes(parts: Iterable[tuple[int, int, int]], window: int) -> tuple[int, ...]:
@@ -38,49 +42,34 @@ def slot_bytes(parts: Iterable[tuple[int, int, int]], window: int) -> tuple[int,
     return tuple(reversed(priced))
 
 
-class SlotRoom(NamedTuple):
-    """The room of a rank for what it captures.
+def room_of(schedules: Iterable[WindowSchedule]) -> Mapping[LogicalRank, RankRoom]:
+    """Returns the room of each rank for the slots of some schedules.
 
-    Attributes:
-        slot_bytes: of a slot.
-        window_bytes: of all slots of a window.
-    """
-
-    slot_bytes: int
-    window_bytes: int
-
-    def beside(self, extra_bytes: int, window: int) -> SlotRoom:
-        """Returns the room where every slot has so many bytes more.
-
-        Args:
-            window: the largest W.
-        """
-        return SlotRoom(self.slot_bytes + extra_bytes, self.window_bytes + window * extra_bytes)
-
-    def holds(self, slots: Sequence[int]) -> bool:
-        """Returns whether there is room for slots of so many bytes, those of one window."""
-        return max(slots) <= self.slot_bytes and sum(slots) <= self.window_bytes
-
-
-def room_of(schedules: Iterable[WindowSchedule]) -> Mapping[LogicalRank, SlotRoom]:
-    """Returns the room of each rank for the slots of any of some schedules.
-
-    A window counts as if all of its slots were as large as its largest: another order of operators
-    has other slots, and fits as long as none is larger.
+    A window counts as if all of its slots were as large as its largest. Another order of operators
+    has other slots. Where there is one schedule, none of them may be larger; where there are
+    several, slots lie one behind the other, and one may be larger where others are smaller; where
+    W = 1, there is no order.
 
     Args:
-        schedules: of one inventory, one at least.
+        schedules: of one inventory, one at least; if several, for W that follow each other.
     """
-    found = [each.bytes_by_slot for each in schedules]
-    largest: dict[tuple[int, ...], SlotRoom] = {}  # who capture alike have one tuple of bytes
+    by_window = sorted(schedules, key=lambda schedule: -schedule.window)
+    tolerance = ORDER_TOLERANCE if len(by_window) > 1 else 0
+    shares = [1 + tolerance * (each.window > 1) for each in by_window]
+    found = [each.bytes_by_slot for each in by_window]
+    made: dict[tuple[int, ...], RankRoom] = {}  # who capture alike have one tuple of bytes
     room = {}
     for rank in found[0]:
         alike = tuple(id(slots[rank]) for slots in found)
-        if alike not in largest:
-            slots = [max(each[rank]) for each in found]
-            windows = [len(each[rank]) * size for each, size in zip(found, slots, strict=True)]
-            largest[alike] = SlotRoom(max(slots), max(windows))
-        room[rank] = largest[alike]
+        if alike not in made:
+            largest = accumulate((max(slots[rank]) for slots in found), max)
+            made[alike] = RankRoom(
+                {
+                    each.window: SlotRoom(math.ceil(share * size), each.window * size)
+                    for each, share, size in zip(by_window, shares, largest, strict=True)
+                }
+            )
+        room[rank] = made[alike]
     return room
 
 
@@ -204,9 +193,13 @@ class WindowSchedule:
         """
         return self if window == self.window else dataclasses.replace(self, window=window)
 
-    def fits_into(self, room: Mapping[LogicalRank, SlotRoom]) -> bool:
+    def fits_into(self, room: Mapping[LogicalRank, RankRoom]) -> bool:
         """Returns whether each rank has room for its slots."""
-        return all(room[rank].holds(slots) for rank, slots in self.bytes_by_slot.items())
+        used = self.used_slots
+        return all(
+            (own := room[rank].of(used)) is not None and own.holds(slots)
+            for rank, slots in self.bytes_by_slot.items()
+        )
 
     @cached_property
     def digest(self) -> str:

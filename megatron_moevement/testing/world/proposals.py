@@ -15,7 +15,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.watching.schedule_maker import ScheduleMaker, room_for_windows
 from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice
 from megatron_moevement.policy.window.popularity import Popularity
-from megatron_moevement.policy.window.schedule import SlotRoom
+from megatron_moevement.policy.window.slot_room import RankRoom
 from megatron_moevement.policy.window.timetable import Proposal, due_change, may_propose
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scheduling import Proposed, Wish
@@ -51,7 +51,7 @@ class Proposals:
         self._slots = {window: size.largest_bytes for window, size in sizes.items()}
         self._made: dict[tuple[int, int], Proposed] = {}
 
-    def room(self, rank: LogicalRank) -> SlotRoom:
+    def room(self, rank: LogicalRank) -> RankRoom:
         """Returns the bytes that there are for the slots of a rank."""
         return self._maker.room[rank].beside(SCALARS_BYTES, self._world.scenario.max_window)
 
@@ -95,8 +95,9 @@ class Proposals:
         own.is_busy = False
         window, in_force = wish.window, self._used(process)
         window, used = self._chosen(process, window, in_force)
-        schedule = self._maker.wanted(window, known, used)
-        if not self._maker.may_follow(schedule, newest):
+        former = process.schedule(newest)
+        schedule = self._maker.wanted(window, known, used, after=former)
+        if not self._maker.may_follow(schedule, former):
             own.settled = wish
             return
         own.proposed = Proposed(Proposal(version, schedule.digest), schedule)
@@ -118,7 +119,9 @@ class Proposals:
             return window, used
         self._world.invariants.schedules.chooses(process, noted)
         former = WindowChoice.under(window, used, own.choice)
-        own.choice = choice = former.after(noted.measured, self._slots, len(process.holders))
+        if not former.is_under_way(window, used):
+            former = former.after(noted.measured, self._slots, len(process.holders))
+        own.choice = choice = former
         if choice.reason is not Reason.FITS:
             self._world.outcome.reasons.add(choice.reason.value)
         if choice.used is not None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,9 +22,10 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.watching.schedule_maker import room_for_windows
 from megatron_moevement.policy.window.popularity import room_for
-from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule
+from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.policy.window.schedule_document import encoded_bytes
 from megatron_moevement.policy.window.skipping_schedule import first_schedule
+from megatron_moevement.policy.window.slot_room import RankRoom
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
     broadcast_json,
@@ -93,7 +94,7 @@ class Found(NamedTuple):
     """
 
     slots: Sequence[int]
-    room: Sequence[SlotRoom]
+    room: Sequence[RankRoom]
 
     @classmethod
     def of(cls, job: PlannedJob, plan: JobPlan) -> Found:
@@ -103,7 +104,17 @@ class Found(NamedTuple):
         rooms = [plan.room[rank] for rank in alike.values()]
         return cls([plan.schedule.slots[op] for op in operators], rooms)
 
-    def room_of(self, members: Sequence[Member]) -> Mapping[LogicalRank, SlotRoom]:
+    def document(self) -> list[Any]:
+        """Returns it as JSON has it."""
+        return [self.slots, [room.document() for room in self.room]]
+
+    @classmethod
+    def of_document(cls, document: Sequence[Any]) -> Found:
+        """Returns what a document has."""
+        slots, room = document
+        return cls(slots, list(map(RankRoom.of_document, room)))
+
+    def room_of(self, members: Sequence[Member]) -> Mapping[LogicalRank, RankRoom]:
         """Returns the room of each rank.
 
         Raises:
@@ -134,7 +145,7 @@ class JobPlan:
     placement: Placement
     rings: Mapping[LogicalRank, RingShape]
     journal: JournalShape
-    room: Mapping[LogicalRank, SlotRoom] = dataclasses.field(default_factory=dict)
+    room: Mapping[LogicalRank, RankRoom] = dataclasses.field(default_factory=dict)
     logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
     basis: str = ""
     limit_bytes: int | None = None
@@ -269,9 +280,8 @@ def shared_plan(
         return None
     own = None
     if former is not None and former.basis == job.basis:
-        own = Found.of(job, former)
-    slots, room = broadcast_json(own, bases.index(job.basis), device)
-    return Found(slots, [SlotRoom(*each) for each in room])
+        own = Found.of(job, former).document()
+    return Found.of_document(broadcast_json(own, bases.index(job.basis), device))
 
 
 def plan_of(

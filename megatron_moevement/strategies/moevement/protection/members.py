@@ -15,7 +15,7 @@ from megatron_moevement.policy.copies.retention import LAG
 from megatron_moevement.policy.copies.slot_ring import ring_bytes, ring_capacity
 from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.window.schedule import SlotRoom
+from megatron_moevement.policy.window.slot_room import RankRoom
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES, page_aligned
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.upstream_log.log import buffer_bytes
@@ -115,7 +115,7 @@ class LogShape:
 
 
 def ring_shapes(
-    window: int, sizes: Mapping[LogicalRank, RankSizes], room: Mapping[LogicalRank, SlotRoom]
+    window: int, sizes: Mapping[LogicalRank, RankSizes], room: Mapping[LogicalRank, RankRoom]
 ) -> Mapping[LogicalRank, RingShape]:
     """Returns the sizes of the rings of all ranks, alignment and extras included.
 

@@ -205,8 +205,8 @@ class ScheduleChanges:
                 window = maker.planned.window  # a former launch might replay more steps
             elif chooser is not None:
                 window, used = chooser.choose(fixed, maker.used_of(in_force))
-            schedule = maker.wanted(window, known, used)
-            if maker.may_follow(schedule, newest):
+            schedule = maker.wanted(window, known, used, after=in_force)
+            if maker.may_follow(schedule, in_force):
                 return schedule
             self._settled = wanted
             if schedule.digest != newest.digest:

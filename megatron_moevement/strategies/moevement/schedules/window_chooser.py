@@ -71,7 +71,9 @@ class WindowChooser:
             self._sizes = self._make_sizes()
         largest = {each: size.largest_bytes for each, size in self._sizes.items()}
         former = WindowChoice.under(window, used, self._choice)
-        self._choice = choice = former.after(noted.measured, largest, self._replicas)
+        if not former.is_under_way(window, used):
+            former = former.after(noted.measured, largest, self._replicas)
+        self._choice = choice = former
         if choice.reason is Reason.NO_WINDOW_FITS and not self._is_told:
             self._is_told = True
             self._notices.warn(_too_slow(choice, noted.measured, self._sizes))
