@@ -13,6 +13,7 @@ from megatron_moevement.policy.copies.slot_ring import (
     RingFullError,
     SlotRing,
     extent_of,
+    moved_together,
     place_of,
     ring_bytes,
     ring_capacity,
@@ -209,6 +210,43 @@ def test_a_slot_lies_where_it_lay_unless_its_neighbours_lie_otherwise():
     assert place_of(3, 11, Extent(70, 11), {}, 100) == (70, 11)
     assert place_of(3, 11, Extent(90, 11), {}, 100) == (0, 11)  # of a larger ring
     assert place_of(3, 11, None, {}, 100) == (0, 11)
+
+
+@given(st.data())
+def test_all_that_lie_in_a_ring_have_room_beside_each_other_in_another_one(data):
+    """However they lie there: in a ring of copies that has another layout."""
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6), label="sizes")
+    room_bytes = sum(sizes) + data.draw(st.integers(0, 9), label="rest")
+    own = data.draw(scattered(sizes, room_bytes), label="own")
+    newest = len(sizes) - 1
+    held = data.draw(scattered(sizes[:newest], room_bytes), label="held")
+    moved, copy = moved_together(own[newest], held, room_bytes)
+    lie = [*moved.values(), copy]
+    assert not any(each.overlaps(other) for each in lie for other in lie if other is not each)
+    assert max(each.stop for each in lie) <= room_bytes
+    assert [each.size_bytes for _, each in sorted(moved.items())] == sizes[:newest]
+    assert copy.size_bytes == sizes[newest]
+    # So they can be moved in this order: none over one that is still to be moved.
+    assert list(moved.values()) == sorted(moved.values())
+    assert sorted(held, key=held.__getitem__) == list(moved)
+    assert all(moved[step].offset <= held[step].offset for step in held)
+
+
+@st.composite
+def scattered(draw, sizes, room_bytes):
+    """Draws where slots of these sizes lie, in any order and with gaps."""
+    gaps = [draw(st.integers(0, 9)) for _ in sizes]
+    left, stop, extents = room_bytes - sum(sizes), 0, {}
+    for step, gap in zip(draw(st.permutations(range(len(sizes)))), gaps, strict=True):
+        kept = min(gap, left)
+        extents[step] = Extent(stop + kept, sizes[step])
+        left, stop = left - kept, extents[step].stop
+    return extents
+
+
+def test_a_ring_that_is_too_small_for_all_takes_no_copy():
+    with pytest.raises(RingFullError, match="a slot of 3 bytes behind 8 of 10"):
+        moved_together(Extent(0, 3), {4: Extent(1, 5), 5: Extent(7, 3)}, 10)
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.integers(1, 5))

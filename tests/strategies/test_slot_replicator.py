@@ -284,7 +284,7 @@ def test_a_slot_that_is_damaged_in_its_own_ring_ends_the_wait(copies_to, ring, h
     record = capture(ring, 1)
     ring.buffer(1)[7] ^= 1
     if dropped:  # its buffer was given to another slot meanwhile
-        copies.land_for(record, [])
+        copies.land_for([(record, [])])
         copies.drop_before(Window(2, 2))
         copies.mend()
         return
@@ -308,10 +308,24 @@ def test_another_process_takes_the_place_of_a_silent_one_with_all_that_it_kept(
     assert copies.holders == (3,)
     assert [record.step for record in taken_over.records()] == [0, 1]
     assert [taken_over.damaged_parts(record) for record in taken_over.records()] == [(), ()]
-    copies.land_for(capture(ring, 2), [1])  # who shares slots knows only who was meant to have them
+    # Who shares slots knows only who was meant to have them.
+    copies.land_for([(capture(ring, 2), [1])])
     copies.land(capture(ring, 3))
     await_complete(copies, Window(2, 2))
     assert [record.step for record in taken_over.records()] == [0, 1, 2, 3]
+
+
+def test_all_that_holders_lack_is_accounted_for_before_any_of_it_is_sent(copies, ring, monkeypatch):
+    accounted, send = [], SlotSender.send
+
+    def noted(sender, *sent):
+        accounted.append([key.step for key in sender.account.acknowledgements.owing])
+        return send(sender, *sent)
+
+    monkeypatch.setattr(SlotSender, "send", noted)
+    copies.land_for((capture(ring, step), to) for step, to in ((2, [1]), (3, [])))
+    assert accounted == [[2, 3], [2, 3]]
+    assert [set(held) for held in copies.acknowledgements.held.values()] == [{2}, {1, 2}]
 
 
 def test_who_has_no_room_for_what_it_is_to_take_over_is_passed_by(
@@ -330,7 +344,7 @@ def test_who_has_no_room_for_what_it_is_to_take_over_is_passed_by(
 
 def test_a_slot_that_this_rank_has_lost_comes_back(copies, ring, holder):
     record = capture(ring, 3)
-    copies.land_for(record, [1])
+    copies.land_for([(record, [1])])
     while any(copies.acknowledgements.owing.values()):
         copies.await_change()
     payload = bytes(ring.payload(record))

@@ -44,8 +44,8 @@ class Copies:
         self._own.get(record, needed, lay=key.owner == RANK)[:8] = ring.payload(record)
         self._own.publish(record)
 
-    def land_for(self, record, lacking):
-        self.landed.append((record.step, lacking))
+    def land_for(self, slots):
+        self.landed.extend((record.step, lacking) for record, lacking in slots)
 
 
 @pytest.fixture

@@ -116,6 +116,37 @@ def place_of(
     return extent_of(step, size_bytes, extents, room_bytes)
 
 
+def moved_together(
+    copy: Extent, stay: Mapping[int, Extent], room_bytes: int
+) -> tuple[Mapping[int, Extent], Extent]:
+    """Returns where slots lie that stay in a ring of copies, and where the next copy lies.
+
+    Where all who had a rank's slots were lost and came back, its own ring and one of copies may
+    have two layouts: at the place that a copy has in the one lies a slot in the other that its
+    owner relies on. Those that stay move to the start of the ring, each towards it or not at all,
+    and the copy lies behind them. There is room: all of them lie beside each other in the owner's.
+
+    Args:
+        copy: where it lies in its owner's ring.
+        stay: where the others lie, by their steps.
+        room_bytes: of the ring.
+
+    Returns:
+        The others by where they lie, and the place of the copy.
+
+    Raises:
+        RingFullError: the ring is too small for all of them.
+    """
+    moved: dict[int, Extent] = {}
+    stop = 0
+    for step, there in sorted(stay.items(), key=lambda each: each[1]):
+        moved[step] = Extent(stop, there.size_bytes)
+        stop = moved[step].stop
+    if stop + copy.size_bytes > room_bytes:
+        raise RingFullError(f"a slot of {copy.size_bytes} bytes behind {stop} of {room_bytes}")
+    return moved, Extent(stop, copy.size_bytes)
+
+
 def _fits(step: int, lay: Extent, extents: Mapping[int, Extent], room_bytes: int) -> bool:
     """Returns whether a slot lies behind the one before it, or in front of the one after it."""
     if lay.stop > room_bytes or any(lay.overlaps(other) for other in extents.values()):

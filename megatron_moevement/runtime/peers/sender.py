@@ -116,7 +116,7 @@ class _SlotThread(PeerThreads[_Delivery, None]):
         self, peer: PeerConnection, owner: LogicalRank, record: SlotRecord, payload: memoryview
     ) -> None:
         """Sends a copy, a large one in parts over several connections at a time."""
-        share = Share.whole()
+        share = Share.whole(beside=self._account.acknowledgements.owing)
         (_, own), *others = cut(payload)
         if others:
             share = dataclasses.replace(share, is_last=False)
@@ -223,8 +223,14 @@ class SlotSender(Closing):
             holders: the processes that are to keep copies and lack them.
         """
         to = tuple(holders)
-        self.account.update(lambda known: known.landed(key_of(owner, record), to, held))
+        self.landed(owner, record, to, held)
         self.send(owner, record, payload, to)
+
+    def landed(
+        self, owner: LogicalRank, record: SlotRecord, holders: Iterable[int], held: Iterable[int]
+    ) -> None:
+        """Declares one of its own slots landed; its copies stay beside all that is sent."""
+        self.account.update(lambda known: known.landed(key_of(owner, record), holders, held))
 
     def send(
         self, owner: LogicalRank, record: SlotRecord, payload: memoryview, to: Iterable[int]

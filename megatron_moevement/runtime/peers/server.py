@@ -224,7 +224,7 @@ class ReplicaServer(Closing):
             room = None
             if intact is not None:
                 with self._placing:  # parts of a slot come over several connections
-                    room = ring.take(record)
+                    room = ring.take(record, share.beside)
             if intact is None or room is None:
                 channel.discard(message.payload_bytes, deadline)
                 return _refusal(reason if intact is not None else "another transfer came since")

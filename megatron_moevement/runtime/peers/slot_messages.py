@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from megatron_moevement.policy.copies.persistence import SlotKey
@@ -31,16 +31,24 @@ class Share:
             sends later has a larger one.
         start: offset of the first one.
         is_last: whether the slot is complete with it.
+        beside: windows and slots of the owner's others that it relies on: the copies of those stay.
     """
 
     transfer: int
     start: int
     is_last: bool
+    beside: frozenset[tuple[Window, int]] = frozenset()
 
     @classmethod
-    def whole(cls) -> Share:
+    def whole(cls, beside: Iterable[SlotKey] = ()) -> Share:
         """Returns all bytes of a slot."""
-        return cls(next(_TRANSFERS), 0, is_last=True)
+        others = frozenset((key.window, key.slot) for key in beside)
+        return cls(next(_TRANSFERS), 0, is_last=True, beside=others)
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as what JSON can hold."""
+        beside = [[*window, slot] for window, slot in sorted(self.beside)]
+        return {"share": [self.transfer, self.start, self.is_last], "beside": beside}
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Share:
@@ -49,11 +57,11 @@ class Share:
         Raises:
             ProtocolError: it says nothing of the kind.
         """
-        share = document.get("share")
-        match share:
-            case [int(transfer), int(start), bool(is_last)] if min(transfer, start) >= 0:
-                return cls(transfer, start, is_last)
-        raise ProtocolError(f"no share of a slot: {share!r}")
+        share, beside = document.get("share"), document.get("beside")
+        match share, beside:
+            case [int(transfer), int(start), bool(is_last)], [*others] if min(transfer, start) >= 0:
+                return cls(transfer, start, is_last, frozenset(map(_place_of, others)))
+        raise ProtocolError(f"no share of a slot: {share!r} beside {beside!r}")
 
 
 def key_of(owner: LogicalRank, record: SlotRecord) -> SlotKey:
@@ -68,7 +76,7 @@ def slot_document(owner: LogicalRank, record: SlotRecord) -> dict[str, Any]:
 
 def share_document(owner: LogicalRank, record: SlotRecord, share: Share) -> dict[str, Any]:
     """Returns what goes in front of some of a slot's bytes."""
-    return {**slot_document(owner, record), "share": dataclasses.astuple(share)}
+    return {**slot_document(owner, record), **share.document()}
 
 
 def slot_of_document(document: Mapping[str, Any]) -> tuple[LogicalRank, SlotRecord]:
@@ -106,3 +114,10 @@ def range_of_document(document: Mapping[str, Any]) -> tuple[SlotKey, slice]:
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"no slot: {error}") from error
     return key, slice(start, start + size_bytes)
+
+
+def _place_of(numbers: Any) -> tuple[Window, int]:
+    match numbers:
+        case [int(start), int(size), int(version), int(slot)]:
+            return Window(start, size, version), slot
+    raise ProtocolError(f"no window and slot: {numbers!r}")

@@ -15,12 +15,13 @@ import dataclasses
 import mmap
 import struct
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.policy.copies.slot_ring import Extent, RingFullError
+from megatron_moevement.policy.copies.slot_ring import Extent, RingFullError, moved_together
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.hashed_bytes import HASHED
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,
@@ -42,6 +43,9 @@ from megatron_moevement.runtime.slots.store_identity import DamagedFileError, St
 __all__ = ["RingFile", "RingShape", "SlotPart", "SlotRecord"]
 
 _CHECKSUM_BYTES = 8
+
+_MOVED_BYTES = 16 << 20
+"""Moved within a ring at a time: other threads wait as long."""
 
 
 class RingFile(MappedFile):
@@ -159,20 +163,72 @@ class RingFile(MappedFile):
         stay.pop(record.step, None)
         return self._reserve_at(record.step, self.shape.place_of(record, stay, lay=lay), needed)
 
-    def take(self, record: SlotRecord) -> memoryview | None:
+    def take(
+        self, record: SlotRecord, beside: Container[tuple[Window, int]] = ()
+    ) -> memoryview | None:
         """Does the same for a copy of a slot of another process: it lies here as it lies there.
 
+        What comes of one slot in several parts is given the same room.
+
+        Args:
+            beside: windows and slots of the copies that stay: where one of them lies there, the
+                copy lies elsewhere.
+
         Returns:
-            None where it can't lie there, or an older one of its window does.
+            None where there is no room for it.
         """
-        if not self.shape.may_lie_at(record.extent, record.payload_bytes):
+        shape, step, extent = self.shape, record.step, record.extent
+        if not shape.may_lie_at(extent, record.payload_bytes):
             return None
-        for step in self._at(record.extent, record.step):
-            other = self.record(step)
-            is_before = other is not None and record.follows(other) and not self.was_damaged(other)
-            if is_before:
-                return None
-        return self._reserve_at(record.step, record.extent)
+        reserved = self._extents.get(step)
+        if reserved and reserved.size_bytes == extent.size_bytes and self.record(step) is None:
+            return self.buffer(step)
+        if not self._staying(self._at(extent, step), record, beside):
+            return self._reserve_at(step, extent)
+        stay = self._staying(self._extents, record, beside)
+        try:
+            moved, extent = moved_together(extent, stay, shape.room_bytes)
+            self._move(moved)
+            return self._reserve_at(step, extent, moved)
+        except RingFullError:
+            return None
+
+    def _staying(
+        self, steps: Collection[int], record: SlotRecord, beside: Container[tuple[Window, int]]
+    ) -> dict[int, Extent]:
+        """Returns where those of some slots lie that stay beside another one.
+
+        Whose descriptor that one gets, its owner's ring has no more.
+        """
+        place = self._place(record.step)
+        others = (self.record(step) for step in steps if self._place(step) != place)
+        return {
+            other.step: other.extent
+            for other in others
+            if other is not None and other.rollbacks == record.rollbacks
+            if (other.window, other.slot) in beside
+        }
+
+    def _move(self, moved: Mapping[int, Extent]) -> None:
+        """Moves slots towards the start of the ring, the first one first, and forgets all others.
+
+        Whoever is killed meanwhile leaves slots that are not held: those that are not here yet.
+        """
+        for other in [other for other in self._extents if other not in moved]:
+            self.invalidate(other)
+            del self._extents[other]
+        for step, extent in sorted(moved.items(), key=lambda each: each[1]):
+            record = self.held(step)
+            if record.extent == extent:
+                continue
+            self.invalidate(step)
+            start = self.payload_offset(record)
+            self._extents[step] = extent
+            by = record.extent.offset - extent.offset
+            for at in range(start, start + record.payload_bytes, _MOVED_BYTES):
+                stop = min(at + _MOVED_BYTES, start + record.payload_bytes)
+                self.view[at - by : stop - by] = self.view[at:stop]
+            self.publish(record)
 
     def _reserve_at(self, step: int, extent: Extent, needed: Container[int] = ()) -> memoryview:
         others = self._at(extent, step)

@@ -114,11 +114,6 @@ class SlotRecord:
         extras = (part.offset for part in self.parts if part.name == EXTRAS)
         return next(extras, self.payload_bytes)
 
-    def follows(self, other: SlotRecord) -> bool:
-        """Returns whether the other one is an older slot of the same window."""
-        is_same = (self.rollbacks, self.window) == (other.rollbacks, other.window)
-        return is_same and other.step < self.step
-
     @property
     def is_empty(self) -> bool:
         """Whether it has no operator: scalars alone, whose transfer tells of latencies."""

@@ -28,7 +28,7 @@ from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.transport.transport import Connection, Deadline
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_DOCUMENT_BYTES = 16 * 2**20
 """Of a peer that has proved that it belongs to the job: room for a slot of 100,000 parts."""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping, Set
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.commit import newest_persisted
@@ -13,7 +13,6 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.slot_ring import (
     Extent,
     RingFullError,
-    place_of,
     ring_bytes,
 )
 from megatron_moevement.policy.recovery.lifecycle import Phase
@@ -153,6 +152,41 @@ class Commits:
         process.store.drop_slots(former)
         process.store.slots.pop(key, None)
 
+    def make_room_for_copy(
+        self, process: Process, owner: Process, key: SlotKey, accounted: Set[SlotKey]
+    ) -> Extent:
+        """Makes room for a copy of an owner's slot beside those of its others that stay.
+
+        Where these have to move, all others go. The owner captures those again that come after all
+        that it accounts for.
+
+        Args:
+            process: who gets it.
+            accounted: slots that the owner accounts for.
+
+        Returns:
+            Where it lies.
+        """
+        store, extent = process.store, owner.store.slots[key].extent
+        held = {other: lies for other, lies in store.slots.items() if other.owner == key.owner}
+        stay = {other.step: lies for other, lies in held.items() if other in accounted - {key}}
+        lie: Mapping[int, Extent] = {step: stored.extent for step, stored in stay.items()}
+        former: set[SlotKey] = set()
+        if any(extent.overlaps(there) for there in lie.values()):
+            self._world.report(f"{process} moves what it has for {owner} together")
+            room_bytes = self._room_bytes(owner)
+            lie, extent = self._world.policies.moved_together(extent, lie, room_bytes)
+            for step, stored in stay.items():
+                stored.extent = lie[step]
+            former = held.keys() - accounted - {key}
+        former.update(store.overwritten_by(key, extent, process.ring.capacity))
+        newest = max((other.step for other in accounted), default=key.step)
+        relied = [other for other in former if other.step <= newest]
+        self._world.invariants.drops(process, relied, key)
+        store.drop_slots(former)
+        store.slots.pop(key, None)
+        return extent
+
     def capture_on(self, process: Process) -> Commands:
         """Captures the live state where the ring holds all slots before it, and only those."""
         if process.live is not None and process.ring.next_step == process.live.step:
@@ -205,7 +239,8 @@ class Commits:
             for step, there in process.store.extents(key.owner).items()
             if step in needed and step != key.step
         }
-        extent = place_of(key.step, size_bytes, lay, extents, self._room_bytes(process))
+        place_of, room_bytes = self._world.policies.place_of, self._room_bytes(process)
+        extent = place_of(key.step, size_bytes, lay, extents, room_bytes)
         for step, there in extents.items():
             if there.overlaps(extent):
                 raise RingFullError(f"step {key.step} would take the room of step {step}")

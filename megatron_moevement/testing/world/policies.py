@@ -94,6 +94,8 @@ class Policies:
     carrying_out: tuple[Action, ...] = tuple(Action)
     may_vote: Callable[..., bool] = commit.may_vote
     extent_of: Callable[..., Extent] = slot_ring.extent_of
+    place_of: Callable[..., Extent] = slot_ring.place_of
+    moved_together: Callable[..., tuple[Mapping[int, Extent], Extent]] = slot_ring.moved_together
     is_current: Callable[[int, int], bool] = commit.is_current
     coverage_vote: Callable[[int, int], tuple[int, int]] = commit.coverage_vote
     agreed_coverage: Callable[[Sequence[int]], tuple[int, int]] = commit.agreed_coverage

@@ -36,6 +36,7 @@ class Parcel:
         target: number of the process that gets it.
         sent_in: the generation in which it was sent.
         sent_at: when.
+        accounted: slots that its owner accounted for then.
     """
 
     source: Process
@@ -43,6 +44,7 @@ class Parcel:
     target: int
     sent_in: int
     sent_at: float
+    accounted: frozenset[SlotKey] = frozenset()
 
 
 class Replicator:
@@ -63,6 +65,8 @@ class Replicator:
 
     def _ship(self, parcel: Parcel) -> None:
         draw, scenario, work = self._world.random, self._world.scenario, None
+        accounted = frozenset(parcel.source.acknowledgements.owing)
+        parcel = dataclasses.replace(parcel, accounted=accounted)
         links = scenario.links
         delay = COPY_TIME * _SLOWNESS[links] * (1 + draw.random() * 0.4)
         fails = draw.random() < _LOSS[links]
@@ -99,8 +103,12 @@ class Replicator:
         if work is not None:
             source.scheduling.meter.sent[parcel.target].append(work)
         self._take_along(target, parcel)
-        world.commits.make_room(target, parcel.key, stored.extent)
-        target.store.slots[parcel.key] = StoredSlot(stored.content, stored.extent)
+        # A holder gets a rank's slots one after the other: the next one is sent by what is known
+        # of those before it.
+        is_current = source.generation == parcel.sent_in
+        accounted = source.acknowledgements.owing.keys() if is_current else parcel.accounted
+        extent = world.commits.make_room_for_copy(target, source, parcel.key, accounted)
+        target.store.slots[parcel.key] = StoredSlot(stored.content, extent)
         world.invariants.stored(target, parcel.key)
         world.poke(source)
         delay = ACKNOWLEDGE_TIME * (1 + world.random.random())

@@ -215,6 +215,11 @@ PEER_ERRORS = {
     "less than it says": (lambda good: (Kind.SLOT, 5, good, 2999), "2999 bytes of 3000"),
     "more than it says": (lambda good: (Kind.SLOT, 5, good, 3001), "3001 bytes of 3000"),
     "no share": (lambda good: (Kind.SLOT, 5, {**good, "share": [1, -1, True]}, 3000), "no share"),
+    "beside no list": (lambda good: (Kind.SLOT, 5, {**good, "beside": 3}, 3000), "beside 3"),
+    "beside a text": (
+        lambda good: (Kind.SLOT, 5, {**good, "beside": [[0, 3, 0, "0"]]}, 3000),
+        "no window and slot",
+    ),
     "a share outside": (
         lambda good: (Kind.SLOT, 5, {**good, "share": [1, 2000, False]}, 1001),
         "1001 bytes of 3000 from 2000 on",

@@ -74,24 +74,56 @@ def test_a_slot_that_is_needed_is_not_overwritten(packed):
     assert steps_of(packed) == [6]
 
 
-@pytest.mark.parametrize(
-    ("changes", "accepted"),
-    [({}, False), ({"rollbacks": 1}, True), ({"window": Window(6, 1)}, True), ({"step": 3}, True)],
-)
-def test_a_slot_takes_the_room_of_no_older_one_of_its_window(packed, changes, accepted):
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("rollbacks", [0, 1])
+def test_a_copy_takes_the_room_of_none_that_stays(packed, stays, rollbacks):
     held = write(packed, 4, 2, window=Window(3, 4))
-    place = {"step": 6, "window": held.window, **changes}
-    slot = place["step"] - place["window"].start
-    room = packed.take(dataclasses.replace(held, slot=slot, **place))
-    assert (room is not None) == accepted
-    assert (packed.record(4) == held) == (not accepted)
+    beside = {(Window(3, 4), 1)} if stays else {(Window(3, 4, 1), 1), (Window(3, 4), 2)}
+    copy = dataclasses.replace(held, slot=3, step=6, rollbacks=rollbacks)
+    packed.take(copy, beside)[:] = bytes([6]) * copy.payload_bytes
+    if stays and not rollbacks:  # what lies before a rollback is no slot of this history
+        assert packed.publish(copy).extent.offset == 2 * PAGE_BYTES
+        assert packed.record(4) == held
+    else:
+        assert packed.publish(copy).extent.offset == 0
+        assert packed.record(4) is None
 
 
-def test_a_slot_takes_the_room_of_an_older_one_of_its_window_that_is_damaged(packed):
-    held = write(packed, 4, 2, window=Window(3, 4))
-    packed.payload(held)[0] ^= 1
-    assert packed.damaged_parts(held)
-    assert packed.take(dataclasses.replace(held, slot=3, step=6)) is not None
+def test_copies_that_stay_move_together_for_one_that_lies_among_them(packed):
+    """The others go; what was moved is found by a process that opens the ring."""
+    for step, pages in ((3, 1), (4, 2), (5, 1), (6, 2)):
+        write(packed, step, pages)
+    copy = dataclasses.replace(packed.record(6), step=7, slot=1, extent=Extent(0, 2 * PAGE_BYTES))
+    beside = {(Window(4, 2), 0), (Window(6, 2), 0)}
+    room = packed.take(copy, beside)
+    assert room.nbytes == 2 * PAGE_BYTES
+    adopted = RingFile.open(packed.path, IDENTITY)
+    assert [(each.step, each.extent.offset // PAGE_BYTES) for each in adopted.records()] == [
+        (4, 0),
+        (6, 2),
+    ]
+    assert [adopted.damaged_parts(record) for record in adopted.records()] == [(), ()]
+    room[:] = bytes([6]) * room.nbytes
+    assert packed.publish(copy).extent == (4 * PAGE_BYTES, 2 * PAGE_BYTES)
+    assert steps_of(packed) == [4, 6, 7]
+
+
+def test_parts_of_a_copy_have_one_room(packed):
+    held = write(packed, 4, 2)
+    copy = dataclasses.replace(held, step=5, slot=1)
+    first = packed.take(copy, {(held.window, 0)})
+    first[:] = bytes(range(256)) * (first.nbytes // 256)
+    again = packed.take(copy)  # by now nothing has to stay
+    assert again == first
+    assert packed.record(4) == held
+
+
+def test_where_those_that_stay_leave_no_room_a_copy_is_not_accepted(packed):
+    for step in (4, 5):
+        held = write(packed, step, 3)
+    copy = dataclasses.replace(held, window=Window(6, 2), step=6, slot=0)
+    assert packed.take(copy, {(held.window, 0), (held.window, 1)}) is None
+    assert steps_of(packed) == [4, 5]
 
 
 @pytest.mark.parametrize("extent", [(5, 3), (6, 2), (0, 0)])

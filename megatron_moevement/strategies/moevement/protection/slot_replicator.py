@@ -99,17 +99,24 @@ class SlotReplicator:
         with self._lock:
             self._land_for(record, self.holders)
 
-    def land_for(self, record: SlotRecord, lacking: Sequence[int]) -> None:
-        """Sends a slot to holders that lack it; it is complete when they have it.
+    def land_for(self, slots: Iterable[tuple[SlotRecord, Sequence[int]]]) -> None:
+        """Sends slots to holders that lack them; each is complete when they have it.
 
         Args:
-            record: of a slot in the ring.
-            lacking: of the holders at the beginning; those that came later lack it, too.
+            slots: those in the ring that are accounted for from now on, each with those that lack
+                it of the holders at the beginning; those that came later lack it, too.
         """
         with self._lock:
-            to = lacking_holders(lacking, self._began_with, self.holders)
-            self._land_for(record, to)
-            self.moved += len(to)
+            sends = [
+                (record, lacking_holders(lacking, self._began_with, self.holders))
+                for record, lacking in slots
+            ]
+            # All of them before the first is sent: a holder keeps what is accounted for.
+            for record, to in sends:
+                self._sender.landed(self.ring.owner, record, to, self._having(to))
+            for record, to in sends:
+                self._land_for(record, to)
+                self.moved += len(to)
 
     def await_change(self) -> None:
         """Waits a while for an acknowledgement, and mends what has failed.
@@ -184,9 +191,12 @@ class SlotReplicator:
         )
 
     def _land_for(self, record: SlotRecord, to: Sequence[int]) -> None:
-        have = set(self.holders).difference(to)
-        self._sender.land(self.ring.owner, record, self.ring.payload(record), to, have)
+        payload, have = self.ring.payload(record), self._having(to)
+        self._sender.land(self.ring.owner, record, payload, to, have)
         self.sent_bytes += record.payload_bytes * len(to)
+
+    def _having(self, lacking: Sequence[int]) -> set[int]:
+        return set(self.holders).difference(lacking)
 
     def _replace(self, silent: int) -> bool:
         """Gives a holder's copies to another process, those of it that were complete included.

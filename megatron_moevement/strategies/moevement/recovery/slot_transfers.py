@@ -36,8 +36,7 @@ def fetch_slots(memory: HostMemory, own: RankPlan) -> None:
 
 def send_slots(memory: HostMemory, sends: Iterable[SlotSend]) -> None:
     """Sends slots of this rank's ring in the background; its training thread calls it."""
-    for send in sends:
-        memory.copies.land_for(memory.own_ring.held(send.slot.step), send.to)
+    memory.copies.land_for((memory.own_ring.held(send.slot.step), send.to) for send in sends)
 
 
 def _fetch(memory: HostMemory, fetch: SlotFetch, needed: Container[int]) -> None:
