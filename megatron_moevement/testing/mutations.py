@@ -11,9 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from megatron_moevement.policy.copies import placement
 from megatron_moevement.policy.copies.peer_trouble import Remedy
-from megatron_moevement.policy.copies.placement import Host, Placement
 from megatron_moevement.policy.copies.retention import Retention, retain
 from megatron_moevement.policy.copies.slot_ring import Extent
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
@@ -31,6 +29,7 @@ from megatron_moevement.testing.world.step_model import (
 )
 from megatron_moevement.testing.world.tokens import Counts
 from megatron_moevement.testing.wrong_acknowledgements import CopiesUncounted, DamageOverlooked
+from megatron_moevement.testing.wrong_places import as_it_lay, over_what_stays, same_domain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,12 +183,6 @@ def _retain_last_window(persisted: Window | None, first_step: int) -> Retention:
     if persisted is None:
         return kept
     return dataclasses.replace(kept, oldest_slot_step=persisted.start + 1)
-
-
-def _same_domain(hosts: list[Host], replicas: int, strictness: object = None) -> Placement:
-    del strictness
-    alone = [dataclasses.replace(host, domain=str(host.process)) for host in hosts]
-    return placement.place_replicas(alone, replicas)
 
 
 def _without(command: Command) -> tuple[Command, ...]:
@@ -349,7 +342,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "copies-in-one-domain",
         "copies are placed without regard to failure domains",
-        Policies(place_replicas=_same_domain),
+        Policies(place_replicas=same_domain),
     ),
     Mutation(
         "capture-not-awaited",
@@ -370,6 +363,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "slot-over-the-former",
         "a slot is written where the one before it lies",
         Policies(extent_of=lambda step, size_bytes, *_: Extent(0, size_bytes)),
+    ),
+    Mutation(
+        "fetched-as-it-lay",
+        "a fetched slot lies as it lay, whatever the slots next to it do",
+        Policies(place_of=as_it_lay),
+    ),
+    Mutation(
+        "copy-over-what-stays",
+        "a copy lies where it lies in its owner's ring, over one that its owner relies on",
+        Policies(moved_together=over_what_stays),
     ),
 )
 

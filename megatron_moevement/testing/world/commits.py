@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Container, Iterable, Mapping, Set
 from typing import TYPE_CHECKING
 
@@ -233,7 +234,16 @@ class Commits:
         lay: Extent | None,
         needed: Container[int],
     ) -> Extent:
-        """Returns where a slot comes to lie that lay elsewhere, beside those that are needed."""
+        """Returns where a slot comes to lie that lay elsewhere, beside those that are needed.
+
+        Two layouts of a rank are rare: all who have its slots must be lost, a replica must give
+        them, and one of the lost must come back. In some worlds a rank takes any of its slots as
+        those of a replica at times.
+        """
+        scenario = self._world.scenario
+        if scenario.layouts:
+            named = f"layout {scenario.seed} {key.owner} {key.step} {process.generation}"
+            lay = random.Random(named).choice((None, lay))  # noqa: S311
         extents = {
             step: there
             for step, there in process.store.extents(key.owner).items()

@@ -72,6 +72,7 @@ class Scenario:
         loads: whether each launch loads what the job has saved; a restart in place always does.
         permuted: whether a launch puts ranks on other machines than the one before.
         one_machine: whether all processes share a machine, whatever they may be lost with.
+        layouts: whether ranks place some slots that they fetch as those of a replica.
         changes: of W that are wanted in the course of the job.
         conditions: that the job goes by where it chooses its schedules.
     """
@@ -97,6 +98,7 @@ class Scenario:
     loads: bool = True
     permuted: bool = False
     one_machine: bool = False
+    layouts: bool = False
     changes: tuple[Change, ...] = ()
     conditions: Conditions = UNCHANGING
 
@@ -261,6 +263,7 @@ def scenario_of(seed: int) -> Scenario:
     scenario = dataclasses.replace(
         scenario,
         one_machine=one_machine,
+        layouts=random.Random(f"layouts {seed}").random() < 0.4,  # noqa: S311
         loads=again.random() < 0.6,
         permuted=again.random() < 0.4,
     )

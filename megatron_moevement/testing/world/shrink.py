@@ -84,6 +84,7 @@ def _smaller_jobs(scenario: Scenario) -> Iterator[Scenario]:
         {"durable_every": 0},
         {"loads": True},
         {"permuted": False},
+        {"layouts": False},
         {"shared_memory": False},
         {"overflows": ()},
     ):
