@@ -235,7 +235,7 @@ class ReplicaServer(Closing):
                 intact.update(arriving.intact)
             if not share.is_last:
                 return _Answer(Kind.STORED, {})
-            damaged = record.damaged_parts(ring.payload(record), intact)
+            damaged = record.damaged_parts(room, intact)
             if not damaged:
                 ring.publish(record)
         if damaged:

@@ -198,7 +198,8 @@ class RingFile(MappedFile):
     ) -> dict[int, Extent]:
         """Returns where those of some slots lie that stay beside another one.
 
-        Whose descriptor that one gets, its owner's ring has no more.
+        Whose descriptor that one gets, its owner's ring has no more. One that was found damaged is
+        of no use: elsewhere it would pass for one that was not.
         """
         place = self._place(record.step)
         others = (self.record(step) for step in steps if self._place(step) != place)
@@ -206,7 +207,7 @@ class RingFile(MappedFile):
             other.step: other.extent
             for other in others
             if other is not None and other.rollbacks == record.rollbacks
-            if (other.window, other.slot) in beside
+            if (other.window, other.slot) in beside and not self.was_damaged(other)
         }
 
     def _move(self, moved: Mapping[int, Extent]) -> None:

@@ -150,9 +150,10 @@ class SparseCheckpointing(Strategy):
         if is_bare:
             progress = session.carried.scalars.progress
             self._restart_windows(progress, plan.rollbacks, plan)
-        else:
-            self._capture_on(execution.own, replay)
+        # What it sends is accounted for before anything is captured: a holder makes room for that.
         self._rejoin = Rejoin(session, facts, plan, laps, replay)
+        if not is_bare:
+            self._capture_on(execution.own, replay)
         if replay is None:
             return Recovered(session.carried.scalars.progress, plan.target, is_bare=is_bare)
         self._replay_on(execution, replay)

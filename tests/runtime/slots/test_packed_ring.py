@@ -108,6 +108,21 @@ def test_copies_that_stay_move_together_for_one_that_lies_among_them(packed):
     assert steps_of(packed) == [4, 6, 7]
 
 
+def test_a_copy_that_was_found_damaged_does_not_stay_nor_pass_for_an_intact_one(packed):
+    held = write(packed, 4, 2)
+    packed.payload(held)[0] ^= 1
+    assert packed.damaged_parts(held) == ("head",)
+    copy = dataclasses.replace(held, step=5, slot=1)
+    packed.take(copy, {(held.window, 0)})
+    assert packed.record(4) is None
+    damaged, intact = write(packed, 5, 2), write(packed, 6, 2)
+    packed.payload(damaged)[0] ^= 1
+    packed.damaged_parts(damaged)
+    beside = {(one.window, one.slot) for one in (damaged, intact)}
+    packed.take(dataclasses.replace(intact, step=7, slot=intact.slot + 1), beside)
+    assert steps_of(packed) == [6]
+
+
 def test_parts_of_a_copy_have_one_room(packed):
     held = write(packed, 4, 2)
     copy = dataclasses.replace(held, step=5, slot=1)
