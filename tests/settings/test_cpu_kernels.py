@@ -24,11 +24,11 @@ FLAGS = (
 BEFORE_TORCH = f"""
 import json, os, sys
 from megatron_moevement.training import program
-def load(name):
+def choose(given):
     found = {{name: os.environ[name] for name in {CAPACITIES}}}
     print(json.dumps([found, "torch" in sys.modules]))
     os._exit(0)
-program.load = load
+program.choose = choose
 program.main({FLAGS})
 """
 GROWTH = f"""
