@@ -2,6 +2,7 @@
 """`scripts/run_ft_launcher.sh` around an agent that stands in for `ft_launcher`."""
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -37,7 +38,7 @@ sys.exit(int(end)) if int(end) >= 0 else os.kill(os.getpid(), -int(end))
 def start(tmp_path):
     """Runs a copy of the script with arguments; returns its code and its lines."""
     (tmp_path / "bin").mkdir()
-    python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+    python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
     for name, text in (("ft_launcher", AGENT), ("python3", python)):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
