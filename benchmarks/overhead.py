@@ -11,12 +11,16 @@ passes are waits that leave the cores free, as on a host with GPUs: the layers c
 Embedding, loss, reductions and optimizer are real, and so is the size of each tensor. In mode
 `saturated` all compute is real.
 
+Both jobs of a pair live at the same time. They train in turns of seconds, while all processes of
+the other one are stopped, so that what else changes on a machine changes for both. The step in
+which a job was stopped does not count.
+
 A step ends when its last rank has it. CPU seconds, user and system, are of all processes of a job,
 its launcher and monitors too: they are read all the time and interpolated at the ends of the steps.
-Each figure is the median over rounds, of a job without and a job with protection each. In brackets:
-95 % bootstrap interval, of rounds and of the steps in them. The bare loop copies as many bytes into
-a ring, hashes them, and sends them to two servers that keep them, with production's parts in a
-process that does nothing else.
+A round is a turn of each job. Each figure is the median over rounds. In brackets: 95 % bootstrap
+interval, of rounds and of the steps in them. The bare loop copies as many bytes into a ring, hashes
+them, and sends them to two servers that keep them, with production's parts in a process that does
+nothing else.
 
 Flags of pretrain_moe.py are added to the defaults and win over them.
 """
@@ -24,35 +28,24 @@ Flags of pretrain_moe.py are added to the defaults and win over them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import itertools
 import json
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import psutil
+from bare_loop import PEERS, bare_loop
 from recovery import RANKS, STAGES, Job, Program, running
-from transfers import DEADLINE, KEY, MIB, OWNER
+from transfers import MIB
 
-from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.observation.events import EventRecord
-from megatron_moevement.runtime.peers.sender import SlotSender
-from megatron_moevement.runtime.peers.server import ReplicaServer
-from megatron_moevement.runtime.peers.stored_slots import StoredSlots
-from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
-from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.runtime.slots.store_identity import StoreIdentity
-from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
-from megatron_moevement.runtime.transport.handshake import Session
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from megatron_moevement.settings.fault_tolerance import OFF
 
 REFERENCE = (
@@ -77,7 +70,6 @@ REFERENCE = (
 )
 MICRO_BATCHES = 4
 """Of a step on each rank."""
-PEERS = 2
 UNPROTECTED = (f"--moevement-strategy={OFF}",)
 PROTECTED = (
     "--moevement-strategy=moevement",
@@ -126,7 +118,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """A job without protection and a job with it, one after the other."""
+    """A turn of a job without protection and one of a job with it."""
 
     off: Steps
     on: Steps
@@ -213,11 +205,39 @@ class Clocks:
         return np.interp(times, read_at, cpu_s), float(np.ptp(busy) / np.ptp(passed))
 
 
-def measure(job: Job, dropped: int, count: int) -> Steps:
-    """Measures steps of a running job."""
-    job.await_steps(0, dropped)
+class Turns:
+    """A job that trains while it has its turn, and else is stopped, all its processes at once."""
+
+    def __init__(self, job: Job) -> None:
+        """Stops it."""
+        self._root = psutil.Process(job.pid)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops it; the launcher first, which would take note of what the others do."""
+        self._processes = [self._root, *self._root.children(recursive=True)]
+        for each in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.suspend()
+
+    def resume(self) -> None:
+        for each in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        self.resume()
+        try:
+            yield
+        finally:
+            self.stop()
+
+
+def measure(job: Job, count: int) -> Steps:
+    """Measures steps of a job after the one that it is in."""
     clocks = Clocks(job)
-    first = 1 + max(one.iteration for one in job.await_steps(0, dropped))
+    first = 1 + max(one.iteration for one in job.events(EventName.ITERATION, 0))
     events = job.await_steps(0, first + count, clocks.read)
     clocks.read()
     steps = [[one for one in events if one.iteration == first + n] for n in range(count + 1)]
@@ -254,67 +274,37 @@ def program(mode: str, options: argparse.Namespace, flags: Sequence[str]) -> Pro
 def measured_rounds(
     mode: str, options: argparse.Namespace, flags: Sequence[str], ends_s: float
 ) -> Iterator[Round]:
-    """Yields rounds for as long as another one is likely to end in time, but at least one."""
-    began_s = time.monotonic()
-    count = -(-options.steps // options.window) * options.window
+    """Yields rounds of pairs of jobs, as long as another pair is likely to end in time."""
+    began_s, pairs = time.monotonic(), 0
     protected = (*PROTECTED, f"--moevement-window={options.window}")
     off = protected if options.of else UNPROTECTED
-    sides = {"off": off, "on": (*protected, *options.of)}
-    for number in itertools.count():
-        now_s = time.monotonic()
-        if number and now_s + (now_s - began_s) / number > ends_s:
-            return
-        found = {}
-        for side in ("off", "on") if number % 2 == 0 else ("on", "off"):
-            with running(program(mode, options, (*sides[side], *flags))) as job:
-                found[side] = measure(job, options.dropped, count)
-            sys.stderr.write(
-                f"{mode}, round {number + 1}, {side}: "
-                f"step {np.median(found[side].duration_s):.3f} s, "
-                f"CPU {found[side].cpu_s.mean():.3f} s a step\n"
-            )
-        yield Round(**found)
+    sides = {"off": (*off, *flags), "on": (*protected, *options.of, *flags)}
+    while not pairs or time.monotonic() + (time.monotonic() - began_s) / pairs < ends_s:
+        programs = {side: program(mode, options, sides[side]) for side in sides}
+        yield from _rounds_of_a_pair(programs, options)
+        pairs += 1
 
 
-def bare_loop(size_bytes: int, rounds: int) -> float:
-    """Returns the CPU seconds per byte of copying, hashing, sending and receiving."""
-    identity, shape = StoreIdentity("benchmark", "0"), RingShape.equal(2, size_bytes, 1)
-    source = memoryview(bytearray(np.random.default_rng(0).bytes(size_bytes)))
-    with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        stores = [
-            stack.enter_context(StoreDirectory(root, identity, process))
-            for process in range(1 + PEERS)
-        ]
-        ring = stores[0].ring(RingRole.OWN, OWNER, shape)
-        addresses = {}
-        for process, store in enumerate(stores[1:], 1):
-            slots = StoredSlots(store.ring(RingRole.OWN, LogicalRank(dp=process), shape))
-            slots.keep(store.ring(RingRole.HELD, OWNER, shape))
-            server = ReplicaServer("127.0.0.1", Session(KEY, process, 0), slots, deadline=DEADLINE)
-            addresses[process] = stack.enter_context(server).address
-        sender = SlotSender(Session(KEY, 0, 0), addresses, deadline=DEADLINE)
-        stack.enter_context(sender)
-        for step in range(2):  # connections, and pages that nobody has touched yet
-            _copy_to_peers(step, source, ring, sender)
-        began_s = time.process_time()
-        for step in range(2, 2 + rounds):
-            _copy_to_peers(step, source, ring, sender)
-        return (time.process_time() - began_s) / (rounds * size_bytes)
-
-
-def _copy_to_peers(step: int, source: memoryview, ring: RingFile, sender: SlotSender) -> None:
-    buffer = ring.reserve(step)
-    buffer[:] = source
-    record = SlotRecord(
-        0, Window(step, 1), 0, step, source.nbytes, (SlotPart.of("head", 0, buffer),)
-    )
-    record = ring.publish(record)
-    payload = ring.payload(record)
-    for outcome in sender.send(OWNER, record, payload, range(1, 1 + PEERS)).values():
-        outcome.result()
-    payload.release()
-    buffer.release()
+def _rounds_of_a_pair(programs: dict[str, Program], options: argparse.Namespace) -> Iterator[Round]:
+    """Starts two jobs, of which one trains while the other one is stopped."""
+    jobs: dict[str, Job] = {}
+    with contextlib.ExitStack() as stack:
+        turns = {}
+        for side, each in programs.items():
+            jobs[side] = stack.enter_context(running(each))
+            jobs[side].await_steps(0, options.dropped)
+            turns[side] = Turns(jobs[side])
+            stack.callback(turns[side].resume)  # else it can't end
+        for number in range(options.turns):
+            found = {}
+            for side in ("off", "on") if number % 2 == 0 else ("on", "off"):
+                with turns[side].turn():
+                    found[side] = measure(jobs[side], options.steps)
+                sys.stderr.write(
+                    f"{number + 1}, {side}: step {np.median(found[side].duration_s):.3f} s, "
+                    f"CPU {found[side].cpu_s.mean():.3f} s a step\n"
+                )
+            yield Round(**found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,9 +351,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--mode", choices=(OVERLAP, SATURATED, "both"), default="both")
     parser.add_argument(
-        "--minutes", type=float, default=9.0, help="no round begins that ends later"
+        "--minutes", type=float, default=9.0, help="no pair of jobs begins that ends later"
     )
-    parser.add_argument("--steps", type=int, default=8, help="of a job, at least: whole windows")
+    parser.add_argument("--turns", type=int, default=8, help="of each job of a pair")
+    parser.add_argument("--steps", type=int, default=4, help="of a turn")
     parser.add_argument("--dropped", type=int, default=20, help="first steps of a job")
     parser.add_argument("--window", type=int, default=4, help="W")
     parser.add_argument(

@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, event_of_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
 
@@ -120,6 +120,8 @@ class Job:
     def __init__(self, folder: Path, program: Program) -> None:
         self.folder = folder
         self._ranks = program.ranks
+        self._events: list[EventRecord] = []
+        self._read_bytes: dict[Path, int] = {}
         self._log = (folder / "log").open("wb")
         launcher = [sys.executable, "-m", "megatron_moevement.cli.launch"]
         counts = ["-n", str(program.ranks), "-s", str(program.spares)]
@@ -135,11 +137,25 @@ class Job:
         )
 
     def events(self, name: EventName, generation: int) -> list[EventRecord]:
+        """Returns what all processes have recorded of a kind, in the order of time."""
+        for path in (self.folder / "events").glob("*.jsonl"):
+            self._events += self._news_of(path)
+        self._events.sort(key=lambda event: event.time)
         return [
-            event
-            for event in read_events(self.folder / "events")
-            if (event.event, event.generation) == (name, generation)
+            event for event in self._events if (event.event, event.generation) == (name, generation)
         ]
+
+    def _news_of(self, path: Path) -> Iterator[EventRecord]:
+        """Yields what was recorded since the last look: all again and again would take a core."""
+        with path.open("rb") as file:
+            file.seek(self._read_bytes.get(path, 0))
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read_bytes[path] = self._read_bytes.get(path, 0) + len(line)
+                event = event_of_line(line)
+                if event is not None:
+                    yield event
 
     @property
     def pid(self) -> int:

@@ -5,8 +5,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.harness.benchmarks import BENCHMARKS, benchmark
@@ -38,7 +40,7 @@ def steps(overhead, duration_s, cpu_s, captured_bytes=0.0):
 @pytest.mark.timeout(300)
 def test_a_small_job_is_measured_with_protection_and_without(tmp_path):
     found = tmp_path / "found.json"
-    own = ("--mode=overlap", "--minutes=0", "--steps=3", "--window=2", "--dropped=1")
+    own = ("--mode=overlap", "--minutes=0", "--turns=2", "--steps=3", "--window=2", "--dropped=1")
     ended = subprocess.run(
         [
             *(sys.executable, BENCHMARKS / "overhead.py", *own, "--iteration-s=0.1"),
@@ -50,13 +52,16 @@ def test_a_small_job_is_measured_with_protection_and_without(tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "| rounds x steps | 1 x 4 |" in ended.stdout  # whole windows
+    assert "| rounds x steps | 2 x 3 |" in ended.stdout
     measured = json.loads(found.read_text())["overlap"]
-    (pair,) = measured["rounds"]
-    assert not any(pair["off"]["captured_bytes"] + pair["off"]["log_bytes"])
-    assert all(pair["on"]["captured_bytes"] + pair["on"]["log_bytes"])
-    assert sum(pair["on"]["replicated_bytes"]) > 0
-    assert all(each > 0 for side in pair.values() for each in side["duration_s"] + side["cpu_s"])
+    assert len(measured["rounds"]) == 2
+    for pair in measured["rounds"]:
+        assert not any(pair["off"]["captured_bytes"] + pair["off"]["log_bytes"])
+        assert all(pair["on"]["captured_bytes"] + pair["on"]["log_bytes"])
+        assert sum(pair["on"]["replicated_bytes"]) > 0
+        for side in pair.values():
+            assert all(0 < each < 2 for each in side["duration_s"])  # the other's turn is not in it
+            assert all(each > 0 for each in side["cpu_s"])
     assert measured["bare_s_per_byte"] > 0
     assert f"{measured['figures']['ratio of steps']['value']:.4g}" in ended.stdout
 
@@ -87,3 +92,30 @@ def test_cpu_seconds_are_those_at_the_ends_of_the_steps(overhead):
 
 def test_the_bare_loop_keeps_what_it_sends(overhead):
     assert overhead.bare_loop(4096, rounds=3) > 0
+
+
+def await_states(processes, wanted):
+    """Waits until all processes are in a state: signals take effect a moment later."""
+    ends_s = time.monotonic() + 30
+    while any(each.status() != wanted for each in processes):
+        assert time.monotonic() < ends_s, [each.status() for each in processes]
+        time.sleep(0.01)
+
+
+def test_a_job_has_the_cores_in_its_turn_alone(overhead):
+    endless = "import os; os.fork(); os.write(1, b'.')\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", endless], stdout=subprocess.PIPE) as process:
+        job = psutil.Process(process.pid)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(2) == b".."  # of both processes
+            everyone = [job, *job.children()]
+            assert len(everyone) == 2
+            turns = overhead.Turns(process)
+            await_states(everyone, psutil.STATUS_STOPPED)
+            with turns.turn():
+                await_states(everyone, psutil.STATUS_RUNNING)
+            await_states(everyone, psutil.STATUS_STOPPED)
+        finally:
+            for each in (*job.children(), job):
+                each.kill()
