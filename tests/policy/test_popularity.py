@@ -124,6 +124,22 @@ def test_the_first_step_of_a_window_reduces_the_steps_of_the_one_before():
     assert steps_to_reduce(Timetable(entries[1:], 1), 6) == range(0)
 
 
+def test_windows_of_one_slot_reduce_nothing():
+    """Nor does the first window after them: what they counted is no order of its slots."""
+    entries = (
+        TimetableEntry(0, 0, 2, "one"),
+        TimetableEntry(1, 4, 1, "smallest"),
+        TimetableEntry(2, 7, 2, "other"),
+    )
+    reduced = {step: steps_to_reduce(Timetable(entries), step) for step in range(1, 12)}
+    assert {step: found for step, found in reduced.items() if found is not None} == {
+        2: range(1, 2),
+        7: range(0),
+        9: range(7, 9),
+        11: range(9, 11),
+    }
+
+
 def test_steps_in_a_row_are_counted_until_another_window_begins():
     counted = CountedSteps()
     for step, begins_window, steps in [

@@ -302,6 +302,10 @@ class Plan:
             steps.append(self.persisted.start + 1)
         return min(steps)
 
+    def rolled(self, rank: LogicalRank) -> tuple[int, ...]:
+        """Returns the steps that a rank applies before anything is reset."""
+        return tuple(roll.step for roll in self.roll_forward if roll.rank == rank)
+
     @property
     def is_apart(self) -> bool:
         """Whether stages replay without all others: some stand by, or begin at other steps."""

@@ -104,16 +104,19 @@ class CountedSteps(NamedTuple):
 def steps_to_reduce(timetable: Timetable, step: int) -> range | None:
     """Returns of which steps all ranks add up their counts at the barrier of a step.
 
-    Those are the steps of the window before, in the first step of a window.
+    Those are the steps of the window before, in the first step of a window. A window of one slot
+    orders nothing: all ranks would wait for each other in each step for nothing.
 
     Returns:
-        None within a window; no steps where none was counted under a known schedule.
+        None within a window, and where W = 1; no steps where none was counted under a known
+        schedule, or W was 1.
     """
-    if timetable.window_of(step).start != step:
+    window = timetable.window_of(step)
+    if window.start != step or window.size == 1:
         return None
-    if step - 1 < timetable.first_step:
+    if step - 1 < timetable.first_step or (before := timetable.window_of(step - 1)).size == 1:
         return range(0)
-    return range(max(timetable.window_of(step - 1).start, 1), step)
+    return range(max(before.start, 1), step)
 
 
 def room_for(experts: int) -> int:

@@ -144,7 +144,7 @@ class SparseCheckpointing(Strategy):
         replay = execution.carry_out(self._freezing, loaded)
         laps.end("fetch")
         self._history = execution.history
-        session.schedules.popularity.recall(session.memory.journal, session.objects.device)
+        execution.recall()
         self._drop_logs(plan)
         is_bare = replay is None and plan.edges is WindowEdges.RESTARTED
         if is_bare:

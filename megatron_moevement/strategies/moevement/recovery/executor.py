@@ -93,6 +93,14 @@ class Execution:
             actions[action]()
         return None if self.own.origin is None else self._replay(ledger, freezing, first)
 
+    def recall(self) -> None:
+        """Takes from the ledgers what is known of the experts; every rank calls it at the end."""
+        popularity, rolled = (
+            self._session.schedules.popularity,
+            self._plan.rolled(self._objects.rank),
+        )
+        popularity.recall(self._memory.journal, self._objects.device, rolled)
+
     def _share(self) -> tuple[LeftLedger, FirstCaptures]:
         """Drops what is of no use, and puts together what all ranks have of ledger and captures."""
         memory, plan, rank = self._memory, self._plan, self._objects.rank
@@ -126,12 +134,9 @@ class Execution:
         return next((number for number, has in enumerate(having) if has), 0)
 
     def _roll_forward(self, ledger: LeftLedger) -> None:
-        for rolling in self._plan.roll_forward:
-            if rolling.rank == self._objects.rank:
-                with self._memory.generation.uninterrupted():
-                    self._survivor.roll_forward(
-                        ledger.entry(rolling.step), lambda: self._write_journal(ledger)
-                    )
+        for step in self._plan.rolled(self._objects.rank):
+            with self._memory.generation.uninterrupted():
+                self._survivor.roll_forward(ledger.entry(step), lambda: self._write_journal(ledger))
 
     def _write_journal(self, ledger: LeftLedger) -> None:
         journal, target = self._memory.journal, self._plan.target

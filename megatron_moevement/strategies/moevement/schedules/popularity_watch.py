@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -40,10 +41,16 @@ class PopularityWatch:
         self.known = Popularity(counts.ordering)
         """The newest; it is replaced as a whole."""
 
-    def recall(self, journal: Journal, device: torch.device) -> None:
-        """Takes the newest that the ledger of any rank has; every rank calls it."""
+    def recall(self, journal: Journal, device: torch.device, rolled: Iterable[int] = ()) -> None:
+        """Takes the newest that the ledger of any rank has; every rank calls it.
+
+        Args:
+            rolled: steps that were not committed here but applied after a fault; they are reported.
+        """
         if not self._counts.is_counting:
             return
+        for step in rolled:
+            self.committed(decode_entry(journal.entry(step)))
         step, self.known = self._newest_in(journal)
         place = step * dist.get_world_size() + dist.get_rank()
         newest = torch.tensor([place, -step], device=device)
