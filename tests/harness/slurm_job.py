@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG, SHORT = 120, 60
+LONG, SHORT = 120, 40
 """Steps of a job: of most, and of one that has time enough when it loses a process."""
 NODES, TASKS_PER_NODE, SPARES = 3, 2, 2
 GRACE_S = 30

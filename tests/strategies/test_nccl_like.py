@@ -48,7 +48,7 @@ GARBAGE = tuple(garbage.value for garbage in Garbage)
 PIPELINES = {cell.name: cell for cell in CELLS}
 LAYOUTS = ("pp2-ep2", "pp3-dp2")
 BY_NAME = {row.name: row for row in ROWS if row.layout in LAYOUTS}
-QUICK = next(name for name, row in BY_NAME.items() if row.layout == "pp3-dp2" and row.restarts)
+QUICK = next(name for name, row in BY_NAME.items() if row.layout == "pp2-ep2" and row.restarts)
 
 
 def nccl_like(program, folder, garbage=Garbage.ZEROS, *, neighbours=True, mishap=""):

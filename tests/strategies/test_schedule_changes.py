@@ -90,6 +90,7 @@ def test_a_job_that_is_killed_goes_on_by_the_schedules_that_it_agreed_on(
     assert schedules_of(run.events)[-1][1:] == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_launch_with_another_window_finds_its_memory_and_changes_the_schedule(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

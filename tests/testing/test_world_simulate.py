@@ -87,7 +87,7 @@ def test_the_help_names_every_mutation(capsys):
 
 
 def test_another_hash_seed_and_several_workers_tell_the_same_story():
-    args = ("--seeds", 40, "--first", 0, "--mutate", "target-is-minimum")
+    args = ("--seeds", 12, "--first", 0, "--mutate", "target-is-minimum")
     first = simulated(*args, "--jobs", 1, hash_seed="1")
     second = simulated(*args, "--jobs", 3, hash_seed="4242")
     assert first.returncode == second.returncode == 1
