@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What protection costs while nothing fails: the same job with it and without it, in turns.
 
-    .venv/bin/python benchmarks/overhead.py                 # both modes, 9 minutes
+    .venv/bin/python benchmarks/overhead.py                 # both modes, 10 minutes
     .venv/bin/python benchmarks/overhead.py --mode overlap --window 1 --json overhead.json
     .venv/bin/python benchmarks/overhead.py --of="--moevement-order=hard"    # of flags instead
 

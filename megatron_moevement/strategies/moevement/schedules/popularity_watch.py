@@ -23,9 +23,9 @@ from megatron_moevement.strategies.scalars import decode_entry
 class PopularityWatch:
     """What one rank knows of its job's experts in one generation; its training thread uses it.
 
-    The first step of each window reduces what was counted in the window before it, and the entry of
-    that step has what is known then. So it is known wherever the ledger is, and a replay takes it
-    from there.
+    The first step of a window reduces what was counted in the window before it, unless W = 1, and
+    the entry of that step has what is known then. So it is known wherever the ledger is, and a
+    replay takes it from there.
     """
 
     def __init__(self, counts: RouterCounts, decay: float, events: Events) -> None:
