@@ -76,6 +76,14 @@ PROTECTED = (
     f"--moevement-replicas={PEERS}",
     "--inprocess-restart",
 )
+PATIENT = (
+    "--inprocess-heartbeat-timeout=300",
+    "--inprocess-soft-timeout=300",
+    "--inprocess-hard-timeout=400",
+    "--inprocess-barrier-timeout=500",
+    "--inprocess-completion-timeout=500",
+)
+"""A job is stopped while another one starts; it would be restarted after a minute."""
 OVERLAP, SATURATED = "overlap", "saturated"
 BARE_BYTES = 512 * MIB
 DRAWS = 2000
@@ -181,12 +189,16 @@ def estimates(rounds: Sequence[Round], draws: int = DRAWS) -> dict[str, Estimate
     }
 
 
+def _processes_of(job: Job) -> list[psutil.Process]:
+    root = psutil.Process(job.pid)
+    return [root, *root.children(recursive=True)]
+
+
 class Clocks:
     """CPU seconds of a job's processes, of the machine and of the wall, whenever they are read."""
 
     def __init__(self, job: Job) -> None:
-        root = psutil.Process(job.pid)
-        self._processes = [root, *root.children(recursive=True)]
+        self._processes = _processes_of(job)
         self._read: list[tuple[float, float, float, float]] = []
         self.read()
 
@@ -210,12 +222,12 @@ class Turns:
 
     def __init__(self, job: Job) -> None:
         """Stops it."""
-        self._root = psutil.Process(job.pid)
+        self._job = job
         self.stop()
 
     def stop(self) -> None:
         """Stops it; the launcher first, which would take note of what the others do."""
-        self._processes = [self._root, *self._root.children(recursive=True)]
+        self._processes = _processes_of(self._job)
         for each in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.suspend()
@@ -276,7 +288,7 @@ def measured_rounds(
 ) -> Iterator[Round]:
     """Yields rounds of pairs of jobs, as long as another pair is likely to end in time."""
     began_s, pairs = time.monotonic(), 0
-    protected = (*PROTECTED, f"--moevement-window={options.window}")
+    protected = (*PROTECTED, *PATIENT, f"--moevement-window={options.window}")
     off = protected if options.of else UNPROTECTED
     sides = {"off": (*off, *flags), "on": (*protected, *options.of, *flags)}
     while not pairs or time.monotonic() + (time.monotonic() - began_s) / pairs < ends_s:
