@@ -95,11 +95,8 @@ class Execution:
 
     def recall(self) -> None:
         """Takes from the ledgers what is known of the experts; every rank calls it at the end."""
-        popularity, rolled = (
-            self._session.schedules.popularity,
-            self._plan.rolled(self._objects.rank),
-        )
-        popularity.recall(self._memory.journal, self._objects.device, rolled)
+        popularity, own = self._session.schedules.popularity, self._objects
+        popularity.recall(self._memory.journal, own.device, self._plan.rolled(own.rank))
 
     def _share(self) -> tuple[LeftLedger, FirstCaptures]:
         """Drops what is of no use, and puts together what all ranks have of ledger and captures."""

@@ -41,7 +41,7 @@ class PopularityWatch:
         self.known = Popularity(counts.ordering)
         """The newest; it is replaced as a whole."""
 
-    def recall(self, journal: Journal, device: torch.device, rolled: Iterable[int] = ()) -> None:
+    def recall(self, journal: Journal, device: torch.device, rolled: Iterable[int]) -> None:
         """Takes the newest that the ledger of any rank has; every rank calls it.
 
         Args:
