@@ -103,6 +103,7 @@ class CapturedWindows:
         capture: Capture,
         holders: tuple[int, ...] = (),
     ) -> None:
+        self._capture = capture
         self._live = TellingOperators()
         operators = self._live.operators
         slots = {operator.id: number % _W for number, operator in enumerate(operators)}
@@ -142,6 +143,7 @@ class CapturedWindows:
             self._live.optimize(step)
             scalars = SlotScalars(Progress(step, 0, 0), step, (), {}, random_state())
             self._windows.begin(step, scalars)
+            self._capture.start()
             self._live.compute(step + 1)
             assert self._windows.captured_bytes == self._schedule.bytes_by_slot[_RANK][step % _W]
         return wrong, _W * len(checked)

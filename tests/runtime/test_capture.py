@@ -62,6 +62,38 @@ def test_the_wait_for_copies_is_told_and_does_not_include_what_follows_them():
         capture.await_landed()
 
 
+WAYS_TO_START = {
+    "started": Capture.start,
+    "copies awaited": Capture.await_copies,
+    "landing awaited": Capture.await_landed,
+    "closed": Capture.close,
+    "another prepared": lambda capture: capture.prepare([], lambda: None),
+    "another begun": lambda capture: capture.begin([], lambda: None),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_START)
+def test_what_is_prepared_begins_where_it_is_started_or_waited_for(way):
+    source, target, landed = torch.ones(2), torch.zeros(2), threading.Event()
+    with Capture(HostCopyStream()) as capture:
+        capture.prepare([HostCopies([source], [target])], landed.set)
+        assert not landed.wait(0.1)
+        assert not target.any()
+        WAYS_TO_START[way](capture)
+        assert landed.wait(10)
+        assert torch.equal(target, source)
+
+
+def test_what_is_started_twice_is_captured_once():
+    landed = []
+    with Capture(HostCopyStream()) as capture:
+        capture.prepare([], lambda: landed.append(True))
+        capture.start()
+        capture.start()
+        capture.await_landed()
+    assert len(landed) == 1
+
+
 class SlowStream(LateStream):
     """Takes 50 ms, from the moment on at which the training thread is about to wait."""
 

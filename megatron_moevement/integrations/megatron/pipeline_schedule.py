@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -123,6 +123,7 @@ class PipelineSchedule:
         config.grad_scale_func = optimizer.megatron.scale_loss
         config.finalize_model_grads_func = self._finalize
         self._strike: Strike = pass_by
+        self._after_forward: Callable[[], None] | None = None
         expert_bias.attach(config)
         if chunks[0].ddp_config.overlap_grad_reduce:
             pauses = [partial(PausedReductions, chunk) for chunk in chunks]
@@ -141,6 +142,10 @@ class PipelineSchedule:
             yield
         finally:
             self._communicator = before
+
+    def after_next_forward(self, action: Callable[[], None] | None) -> None:
+        """Has something done once, after the next forward pass; None takes it back."""
+        self._after_forward = action
 
     def forward_backward(
         self,
@@ -218,6 +223,9 @@ class PipelineSchedule:
             )
         )
         self.passes.forward += 1
+        action, self._after_forward = self._after_forward, None
+        if action is not None:
+            action()
         if output.requires_grad:
             output.register_hook(self._count_backward)
         if is_halfway:

@@ -60,6 +60,7 @@ class Capture(Background[_Snapshot]):
 
     def __init__(self, stream: CopyStream) -> None:
         self._stream = stream
+        self._prepared: _Snapshot | None = None
         self._copied = 0
         self.copy_s = 0.0
         """How long the copies of the newest snapshot took, once all of it has landed."""
@@ -84,12 +85,36 @@ class Capture(Background[_Snapshot]):
             landed: called on the capture's thread when all of it lies in host memory.
             copied: called there before that, while the sources may not change yet.
         """
+        self.prepare(copies, landed, copied=copied)
+        self.start()
+
+    def prepare(
+        self,
+        copies: Iterable[HostCopies],
+        landed: Callable[[], None],
+        *,
+        copied: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Does the same, but for the work: that begins with `start`, or where one waits for it."""
+        self.start()
         self.check()
-        self.hand_over(_Snapshot(self._stream.fork(), copies, copied, landed))
+        self._prepared = _Snapshot(self._stream.fork(), copies, copied, landed)
+
+    def start(self) -> None:
+        """Begins the snapshot that was prepared, if it has not begun."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            self.hand_over(prepared)
 
     def await_copies(self) -> timedelta:
         """Waits until the sources may change; returns how long it had to."""
+        self.start()
         return self.await_that(lambda: self._copied == self.begun)
+
+    def await_landed(self) -> timedelta:
+        """Waits until all snapshots have landed; returns how long it had to."""
+        self.start()
+        return super().await_landed()
 
     def parts_of(self, payload: memoryview, places: Mapping[str, slice]) -> tuple[SlotPart, ...]:
         """Returns the parts of a snapshot, with their checksums; its `landed` calls this.
@@ -109,7 +134,8 @@ class Capture(Background[_Snapshot]):
         return parts
 
     def close(self) -> None:
-        """Ends the threads, once all is done that was handed over."""
+        """Ends the threads, once all is done that was begun or prepared."""
+        self.start()
         super().close()
         self._checksums.shutdown()
 

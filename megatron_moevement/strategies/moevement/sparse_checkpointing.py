@@ -167,9 +167,8 @@ class SparseCheckpointing(Strategy):
 
     def _replay_on(self, execution: Execution, replay: Replay) -> None:
         """Begins a replay."""
-        begin = replay.start.committed
         if replay.is_alone:
-            self._boundaries.replay(execution.boundaries(), begin + 1)
+            self._boundaries.replay(execution.boundaries(), replay.start.committed + 1)
         else:
             self._boundaries.train()
         replay.enter()
@@ -258,6 +257,7 @@ class SparseCheckpointing(Strategy):
             self._captured.begin(step, scalars)
             if replay is None:
                 session.carried.live = SurvivingState.dense(scalars)
+                objects.schedule.after_next_forward(self._capture.start)
             else:
                 self._capture.await_landed()  # a state that differs is never published
         if replay is not None:
@@ -307,14 +307,13 @@ class SparseCheckpointing(Strategy):
         """Returns what the last step cost."""
         memory, before = self._session.memory, self._replicated_bytes
         self._replicated_bytes = memory.copies.sent_bytes
-        spent = self._captured.profiler.spent(memory.copies, self._boundaries.log_s)
         return IterationCosts(
             captured_bytes=self._captured.captured_bytes,
             metadata_bytes=self._captured.metadata_bytes,
             replicated_bytes=self._replicated_bytes - before,
             log_bytes=self._boundaries.logged_bytes(self._history.step),
             host_bytes=memory.host_bytes,
-            spent=spent,
+            spent=self._captured.profiler.spent(memory.copies, self._boundaries.log_s),
         )
 
     def finish(self) -> None:
@@ -325,6 +324,7 @@ class SparseCheckpointing(Strategy):
 
     def close(self) -> None:
         """Ends all threads and connections; the store stays unless the job has finished."""
+        self._session.objects.schedule.after_next_forward(None)
         self._freezing.close()
         self._boundaries.close()
         self._capture.close()
@@ -354,6 +354,7 @@ class SparseCheckpointing(Strategy):
         self._boundaries.train()
         if self._captured.next_step == step:
             self._captured.begin(step, self._session.carried.scalars)
+            self._capture.start()
 
     def _forget_left(self) -> None:
         """Removes what nobody is to keep, once nothing of it can be needed any more."""
@@ -377,8 +378,7 @@ class SparseCheckpointing(Strategy):
 
     def _drop_logs(self, plan: Plan) -> None:
         """Drops what no replay of a plan reads: a stage that gives up its state sends all again."""
-        log = self._session.memory.log
-        if log is None:
+        if (log := self._session.memory.log) is None:
             return
         if plan.gives_up(self._session.objects.rank.pp):
             log.clear()
@@ -387,12 +387,11 @@ class SparseCheckpointing(Strategy):
 
     def _captures(self, oldest: int, next_step: int, replay: Replay | None) -> WindowCapture:
         objects, live = self._session.objects, self._session.live
-        ring = SlotRing(self._session.memory.own_ring.capacity, LAG, oldest, next_step)
         windows = WindowCapture(
             self._capture,
             self._session.memory.copies,
             self._history.contents(objects.rank, live),
-            ring,
+            SlotRing(self._session.memory.own_ring.capacity, LAG, oldest, next_step),
             faults=objects.faults,
             state_digest=live.digest,
             admits=(lambda record: True) if replay is None else replay.witness.admits,

@@ -137,7 +137,7 @@ class WindowCapture:
         return self.profiler.measured(self._copies, begins=begins)
 
     def begin(self, step: int, scalars: SlotScalars) -> None:
-        """Begins to capture S_step, which was just committed."""
+        """Prepares to capture S_step, which was just committed; the capture is started for it."""
         if step != self._ring.next_step:
             raise DisagreementError(f"S_{step} after {self._ring.steps}")
         needed, self._ring = self._ring.steps, self._ring.captured()
@@ -156,7 +156,7 @@ class WindowCapture:
         behind[:] = extras
         taken = [piece.taken() for part in layout.parts for piece in part.pieces]
         self._faults.strike(step, FaultPoint.CAPTURE)
-        self._capture.begin(
+        self._capture.prepare(
             self._copies_of(step, layout, taken, memory),
             functools.partial(self._landed, step, memory[:payload_bytes]),
             copied=functools.partial(_add_digest, behind, scalars, digest),
