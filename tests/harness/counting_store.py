@@ -79,15 +79,17 @@ class CountingStore(dist.Store):  # type: ignore[misc, name-defined]
             self._set(key, self.keys.values.get(key, b"") + _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Returns a value that is there."""
+        """Returns a value; waits until it is there, as a real store does."""
         with self._ask("get"):
+            self._until_there([key], _TIMEOUT)
             value = self.keys.values[key]
         self.load.read.setdefault(key, []).append(len(value))
         return value
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Returns values that are there."""
+        """Returns values; waits until all are there."""
         with self._ask("multi_get"):
+            self._until_there(keys, _TIMEOUT)
             values = [self.keys.values[key] for key in keys]
         for key, value in zip(keys, values, strict=True):
             self.load.read.setdefault(key, []).append(len(value))
@@ -108,11 +110,14 @@ class CountingStore(dist.Store):  # type: ignore[misc, name-defined]
     def wait(self, keys: Sequence[str], timeout: timedelta = _TIMEOUT) -> None:
         """Waits until all keys are there."""
         with self._ask("wait"):
-            until_s = time.monotonic() + timeout.total_seconds()
-            while not all(key in self.keys.values for key in keys):
-                left_s = until_s - time.monotonic()
-                if left_s <= 0 or not self.keys.changed.wait(left_s):
-                    raise dist.DistStoreError("the time is over")
+            self._until_there(keys, timeout)
+
+    def _until_there(self, keys: Sequence[str], timeout: timedelta) -> None:
+        until_s = time.monotonic() + timeout.total_seconds()
+        while not all(key in self.keys.values for key in keys):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not self.keys.changed.wait(left_s):
+                raise dist.DistStoreError("the time is over")
 
     def _ask(self, name: str) -> threading.Condition:
         self.load.requests[name] += 1
