@@ -2,6 +2,7 @@
 """Copies begin behind the first pass of the next step, not while other ranks still commit."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_the_copies_of_a_step_begin_in_the_next_one(megatron_fork_server, text, 
         assert began[0] == "copies"  # of the initial state
         commits = [at for at, what in enumerate(began) if what == "commit"]
         assert len(commits) == program.train_iters
-        for at, following in zip(commits, commits[1:], strict=False):
+        for at, following in itertools.pairwise(commits):
             step = began[at + 1 : following]
             assert step.count("copies") == 1
             assert step[0] == "forward"
