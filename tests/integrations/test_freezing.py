@@ -304,7 +304,13 @@ DENSE = ("GATE", "NON_EXPERT", "EMBEDDING", "HEAD")
 
 
 @pytest.mark.parametrize(
-    ("kinds", "buckets"), [(("GATE",), 2), (("EXPERT",), 1), (DENSE, 1), (("EXPERT", *DENSE), 0)]
+    ("kinds", "buckets"),
+    [
+        pytest.param(("GATE",), 2, marks=pytest.mark.slow),
+        (("EXPERT",), 1),
+        pytest.param(DENSE, 1, marks=pytest.mark.slow),
+        (("EXPERT", *DENSE), 0),
+    ],
 )
 def test_what_is_frozen_as_a_whole_is_not_reduced(megatron_fork_server, kinds, buckets):
     args = [[EP2], list(kinds)]

@@ -204,6 +204,7 @@ def await_file(job, file):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_process_killed_elsewhere_costs_no_step_of_a_window_that_is_converted(
     megatron_fork_server, text, tmp_path
 ):

@@ -63,7 +63,7 @@ def start_and_lose(server, text, folder, place, process, spares, *flags):
     return run, result
 
 
-@pytest.mark.parametrize("death", slow_but(("key:0", "unsaid:1"), DEATHS))
+@pytest.mark.parametrize("death", slow_but(("key:0",), DEATHS))
 def test_a_spare_takes_the_place_of_who_dies_in_the_start(
     megatron_fork_server, text, uninterrupted, tmp_path, death
 ):

@@ -111,6 +111,7 @@ def test_a_killed_rank_is_replaced_by_a_spare(
     replace_a_killed_rank(run, uninterrupted)
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_a_slow_newcomer_are_not_taken_for_hung(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
@@ -170,7 +171,7 @@ def test_a_process_that_dies_while_ranks_connect_delays_nobody(
     assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
 
 
-@pytest.mark.parametrize("mishap", ["failed-batch", "failed-end"])
+@pytest.mark.parametrize("mishap", slow_but(("failed-batch",), ("failed-batch", "failed-end")))
 def test_a_batch_of_messages_that_fails_leaves_no_group_of_calls_open(
     megatron_fork_server, text, uninterrupted, tmp_path, mishap
 ):

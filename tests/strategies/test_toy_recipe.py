@@ -99,6 +99,7 @@ def test_windows_are_planned_with_eight_bytes_of_each_parameter():
     assert [one.compute_bytes for one in toy] == [one.compute_bytes for one in today]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
 def test_a_job_killed_twice_ends_with_the_bits_of_one_that_is_not(

@@ -122,7 +122,12 @@ def ten_faults(scenario):
 
 @pytest.mark.parametrize(
     ("window", "layout"),
-    [(2, Layout(pp=3)), (3, Layout(pp=2, dp=2)), (4, Layout(pp=4)), (5, Layout(pp=3, ep=2))],
+    [
+        (2, Layout(pp=3)),
+        (3, Layout(pp=2, dp=2)),
+        pytest.param(4, Layout(pp=4), marks=pytest.mark.slow),
+        pytest.param(5, Layout(pp=3, ep=2), marks=pytest.mark.slow),
+    ],
 )
 def test_ten_faults_within_a_window_of_each_other_pin_nothing(window, layout):
     first = Scenario(1, layout, window=window, spares=11, steps=10 * window)
