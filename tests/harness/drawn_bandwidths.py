@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from megatron_moevement.policy.watching.measurements import Measured
+from megatron_moevement.policy.watching.measurements import Contention, Measured
 from megatron_moevement.runtime.observation.cpu_times import CpuShare
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.strategy import Covered
@@ -52,7 +52,7 @@ def measure(given_at: Callable[[int], Given]) -> None:
         measured = Measured(host, link, ITERATION_S, given.stall_s, found.contention_s)
         return dataclasses.replace(covered, measured=measured.vote)
 
-    CpuShare.taken = lambda self: TAKEN_SHARE  # type: ignore[method-assign]
+    CpuShare.contention = lambda self: Contention(TAKEN_SHARE)  # type: ignore[method-assign]
     SparseCheckpointing.await_commit = measuring  # type: ignore[method-assign]
 
 

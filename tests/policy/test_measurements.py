@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_moevement.policy.watching.measurements import (
     NOT_MEASURED,
+    Contention,
     CpuTimes,
     Measured,
     MeasuredStep,
@@ -26,6 +27,7 @@ measurements = st.builds(
     st.integers(1, 10**9).map(lambda value: value / 10**6),
     st.integers(0, 10**9).map(lambda value: value / 10**6),
     st.integers(0, 10**9).map(lambda value: value / 10**6),
+    st.none() | st.integers(0, 10**9).map(lambda value: value / 10**6),
 )
 
 
@@ -77,6 +79,7 @@ def test_the_greatest_numbers_of_all_ranks_are_the_worst_measurements(ranks):
         least("iteration_s"),
         max(rank.stall_s for rank in ranks),
         max(rank.contention_s for rank in ranks),
+        max((rank.delay_s for rank in ranks if rank.delay_s is not None), default=None),
     )
 
 
@@ -92,7 +95,8 @@ def test_a_rank_measures_the_newest_slots_that_are_not_empty_and_its_slowest_hol
     sent = [[Work(50, 1.0), Work(0, 9.0)], [Work(80, 1.0)], []]
     assert Measured.of(captured, sent, steps) == Measured(200.0, 50.0, 2.0, 0.5)
     assert Measured.of([Work(0, 1.0)], [], steps) == Measured(None, None, 2.0, 0.5)
-    assert Measured.of(captured, sent, steps, 0.25) == Measured(200.0, 50.0, 2.0, 0.5, 0.5)
+    busy = Contention(0.25, 0.5)
+    assert Measured.of(captured, sent, steps, busy) == Measured(200.0, 50.0, 2.0, 0.5, 0.5, 1.0)
 
 
 BEFORE = CpuTimes({1: 3.0, 2: 1.0}, process_s=10.0, idle_s=5.0, cores_s=40.0)
@@ -126,6 +130,13 @@ def test_threads_beside_training_take_no_more_than_the_others_wait_for_cores():
     at_once = BEFORE._replace(waited_s=waited_before)
     later = after({1: 5.0}, 8.0, 1.0, 20.0)._replace(waited_s=waited_before)
     assert later.taken_share(at_once) == 2.0 / 8.0
+
+
+def test_passes_are_delayed_by_what_their_own_threads_wait_for_cores():
+    before = BEFORE._replace(clock_s=50.0, waited_s={7: 4.0, 8: 0.5, 9: 1.0})
+    now = BEFORE._replace(clock_s=60.0, waited_s={7: 4.25, 8: 9.5, 9: 1.5}, passes={7, 9})
+    assert now.delayed_share(before) == 0.75 / 10
+    assert now.delayed_share(BEFORE) is None
 
 
 def test_threads_that_ended_or_have_a_former_one_s_number_take_nothing():

@@ -240,13 +240,14 @@ def test_one_slow_window_does_not_give_a_smaller_w_up():
     assert (choice.window, choice.reason) == (3, Reason.COSTS)
 
 
-def noisy(seed, window, noise, cost=0.0, count=60, odd=None):
+def noisy(seed, window, noise, cost=0.0, count=60, odd=None, waits=None):
     """Returns the W of each window of a job that begins with one.
 
     Args:
         noise: by which an iteration is longer or shorter at most.
         cost: by which it is longer with W = 1.
         odd: the number of a window that was disturbed, and how many times as long it was.
+        waits: by which passes wait longer for cores with W = 1; None: nobody counts that.
     """
     draw, choice = random.Random(seed), WindowChoice(window)
     found = [window]
@@ -254,7 +255,9 @@ def noisy(seed, window, noise, cost=0.0, count=60, odd=None):
         iteration_s = (1 + cost * (found[-1] == 1)) * (1 + draw.uniform(-noise, noise))
         if odd is not None and odd[0] == number:
             iteration_s *= odd[1]
-        choice = choice.after(Measured(1e12, 1e12, iteration_s, 0.0), SLOTS, replicas=2)
+        delay_s = None if waits is None else 0.1 + waits * (found[-1] == 1)
+        measured = Measured(1e12, 1e12, iteration_s, 0.0, delay_s=delay_s)
+        choice = choice.after(measured, SLOTS, replicas=2)
         found.append(choice.window)
     return found
 
@@ -278,6 +281,15 @@ def test_a_smaller_w_that_costs_5_percent_is_given_up_whatever_one_window_takes(
 def test_what_windows_differ_by_anyway_keeps_w_from_nothing():
     settled = [noisy(seed, 4, 0.08, count=100)[-1] for seed in range(100)]
     assert settled.count(1) >= 97
+
+
+def test_what_is_longer_as_passes_wait_for_cores_is_given_up_at_once():
+    def given_up(waits):
+        return sum(noisy(seed, 4, 0.08, 0.12, waits=waits)[6] > 1 for seed in range(100))
+
+    assert given_up(waits=0.05) >= 97
+    assert given_up(waits=None) < 65
+    assert changes(noisy(0, 4, 0.0, waits=0.5)) == [(4, 1)]  # waits alone cost nothing
 
 
 def after_all(choice, iterations_s, rate):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from megatron_moevement.policy.watching.measurements import CpuTimes
+from megatron_moevement.policy.watching.measurements import NO_CONTENTION, Contention, CpuTimes
 from megatron_moevement.runtime.observation.cpu_times import CpuShare, cpu_times, waited_s
 from megatron_moevement.runtime.priority import (
     BACKGROUND_NICE,
@@ -60,6 +60,7 @@ def test_the_threads_that_count_are_those_that_work_for_slots():
     assert now.beside_s[beside] >= BURNT_S - 2 * TICK_S
     assert other not in now.beside_s
     assert not {beside, other} & (now.waited_s or {}).keys()
+    assert not {beside, other} & set(now.passes)
     assert now.process_s - before.process_s >= 2 * BURNT_S - 2 * TICK_S
     cores_s = now.cores_s - before.cores_s
     assert 0 <= now.idle_s - before.idle_s <= cores_s
@@ -87,6 +88,21 @@ def test_a_thread_that_shares_its_core_waits_for_it():
         end.set()
         waiting.join()
     assert found >= BURNT_S / 4
+
+
+def test_passes_run_on_the_main_thread_and_on_those_of_torch_s_backward_for_devices():
+    def called(name):
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+
+    names = ("pt_autograd_0", "pt_gloo_runloop")
+    threads = [in_a_thread(functools.partial(called, name)) for name in names]
+    found = cpu_times().passes
+    for _, end, thread in threads:
+        end.set()
+        thread.join()
+    backward, other = (number for number, *_ in threads)
+    assert {os.getpid(), backward} <= set(found)
+    assert other not in found
 
 
 def test_waits_are_not_known_where_the_kernel_counts_none(tmp_path):
@@ -127,10 +143,10 @@ def test_what_a_sandbox_hides_ends_nothing_and_takes_nothing(error):
     found = []
     for _ in range(3):
         share.read()
-        found.append(share.taken())
-    assert found == [None, 0.1, 0.0]
+        found.append(share.contention())
+    assert found == [None, Contention(0.1), NO_CONTENTION]
     share.begin()
-    assert share.taken() == 0.0
+    assert share.contention() == NO_CONTENTION
 
 
 def test_cores_with_other_numbers_all_count(monkeypatch):

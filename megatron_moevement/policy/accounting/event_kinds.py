@@ -332,6 +332,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
             "iteration_s": "measured, without stalls",
             "stall_s": "measured, of an iteration on average",
             "contention_s": "measured, of an iteration: what threads beside training take from it",
+            "delay_s": "measured, of an iteration: waits of passes for a core; null: not known",
         },
     ),
     EventName.POPULARITY: EventKind(

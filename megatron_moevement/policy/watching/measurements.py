@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from megatron_moevement.policy.window.timetable import Timetable
@@ -51,6 +51,7 @@ class CpuTimes(NamedTuple):
         clock_s: when it was read.
         waited_s: of the process's threads that may train, for a core, by their ids; None: the
             kernel doesn't count that.
+        passes: ids of the threads that passes run on, one after the other.
     """
 
     beside_s: Mapping[int, float]
@@ -59,6 +60,7 @@ class CpuTimes(NamedTuple):
     cores_s: float
     clock_s: float = 0.0
     waited_s: Mapping[int, float] | None = None
+    passes: Collection[int] = ()
 
     def taken_share(self, before: CpuTimes) -> float:
         """Returns the share of an iteration that threads beside training take from it.
@@ -73,10 +75,35 @@ class CpuTimes(NamedTuple):
         if process_s <= 0 or cores_s <= 0 or idle_s > IDLE_SHARE * cores_s:
             return 0.0
         taken_share = min(_all_since(self.beside_s, before.beside_s) / process_s, 1.0)
+        waited_share = self._waited_share(before, None)
+        return taken_share if waited_share is None else min(taken_share, waited_share)
+
+    def delayed_share(self, before: CpuTimes) -> float | None:
+        """Returns the share of an iteration that passes wait for a core; None: not known."""
+        return self._waited_share(before, self.passes)
+
+    def _waited_share(self, before: CpuTimes, of: Collection[int] | None) -> float | None:
+        """Returns the share of time that threads wait for a core, those of some ids or all."""
         elapsed_s = self.clock_s - before.clock_s
         if self.waited_s is None or before.waited_s is None or elapsed_s <= 0:
-            return taken_share
-        return min(taken_share, _all_since(self.waited_s, before.waited_s) / elapsed_s)
+            return None
+        waited_s = {each: s for each, s in self.waited_s.items() if of is None or each in of}
+        return _all_since(waited_s, before.waited_s) / elapsed_s
+
+
+class Contention(NamedTuple):
+    """What a rank's training shares cores with, as shares of an iteration.
+
+    Attributes:
+        taken: that threads beside training take from it at most (`CpuTimes.taken_share`).
+        delayed: that passes wait for a core (`CpuTimes.delayed_share`); None: not known.
+    """
+
+    taken: float = 0.0
+    delayed: float | None = None
+
+
+NO_CONTENTION = Contention()
 
 
 def _all_since(now: Mapping[int, float], before: Mapping[int, float]) -> float:
@@ -117,10 +144,11 @@ class Reduced(NamedTuple):
     iteration: int
     stall: int
     contention: int
+    delay: int
 
 
 _ABSENT = -(2**63)
-NOT_MEASURED = Reduced(_ABSENT, _ABSENT, 0, _ABSENT, _ABSENT)
+NOT_MEASURED = Reduced(_ABSENT, _ABSENT, 0, _ABSENT, _ABSENT, _ABSENT)
 """Of a rank that can't tell: then all of them together can't."""
 _PER_SECOND = 1_000_000
 
@@ -137,6 +165,7 @@ class Measured:
         iteration_s: without stalls.
         stall_s: of an iteration, on average.
         contention_s: of an iteration, that threads beside training take from it (`CpuTimes`).
+        delay_s: of an iteration, that passes wait for a core; None: not known.
     """
 
     to_host_bytes_per_s: float | None
@@ -144,6 +173,7 @@ class Measured:
     iteration_s: float
     stall_s: float
     contention_s: float = 0.0
+    delay_s: float | None = None
 
     @classmethod
     def of(
@@ -151,7 +181,7 @@ class Measured:
         captured: Sequence[Work],
         sent: Iterable[Sequence[Work]],
         steps: Sequence[MeasuredStep],
-        taken_share: float = 0.0,
+        contention: Contention = NO_CONTENTION,
     ) -> Measured:
         """Returns what one rank has measured.
 
@@ -160,7 +190,7 @@ class Measured:
                 have no bytes and don't count.
             sent: to each holder, the same.
             steps: since the last call, one at least: only as many pieces of work count.
-            taken_share: of an iteration, by threads beside training.
+            contention: since the last call.
         """
 
         def newest(works: Sequence[Work]) -> Sequence[Work]:
@@ -175,7 +205,8 @@ class Measured:
             min(to_holders, default=None),
             iteration_s,
             statistics.fmean(step.stall_s for step in steps),
-            taken_share * iteration_s,
+            contention.taken * iteration_s,
+            None if contention.delayed is None else contention.delayed * iteration_s,
         )
 
     @property
@@ -190,6 +221,7 @@ class Measured:
             -max(round(self.iteration_s * _PER_SECOND), 1),
             round(self.stall_s * _PER_SECOND),
             round(self.contention_s * _PER_SECOND),
+            _ABSENT if self.delay_s is None else round(self.delay_s * _PER_SECOND),
         )
 
     @classmethod
@@ -203,4 +235,5 @@ class Measured:
             -greatest.iteration / _PER_SECOND,
             greatest.stall / _PER_SECOND,
             greatest.contention / _PER_SECOND,
+            None if greatest.delay == _ABSENT else greatest.delay / _PER_SECOND,
         )

@@ -6,8 +6,10 @@ larger one is taken at once when stalls say so, a smaller one after several wind
 which it would have left a margin. A smaller W captures more in each step, which may take cores or
 memory from training although nothing waits. Where cores are busy, CPU times give the cost of a
 captured byte, else the iterations of a smaller W that turn out longer: the smallest W follows that
-costs little more than the largest. Where a smaller W stalls or costs in spite of the margin, the
-next try takes twice as many windows. So inputs that stay the same end in one W.
+costs little more than the largest. Iterations differ by more than that from one window to the next,
+the waits of passes for a core hardly: where both become longer, few windows are enough. Where a
+smaller W stalls or costs in spite of the margin, the next try takes twice as many windows. So
+inputs that stay the same end in one W.
 
 Where links are too slow for any W, the largest is taken with as few slots as copies to the host
 admit, so that steps without anything in their slots make up for those with more than their share.
@@ -65,11 +67,13 @@ class Trial(NamedTuple):
         former: W before it.
         slot_bytes: of its largest slot; where some are empty, their mean.
         iterations_s: of the newest windows without stalls before it.
+        delays_s: in these, of passes that wait for a core; empty: not known.
     """
 
     former: int
     slot_bytes: int
     iterations_s: tuple[float, ...]
+    delays_s: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,7 @@ class WindowChoice:
         patience: windows with slack that a smaller W takes.
         calm_windows: without stalls, since W is in force.
         iterations_s: of the newest of these.
+        delays_s: in these, of passes that wait for a core; empty: not known.
         contention_s: of the newest of these.
         trial: that the last change was; None: it was to a larger W.
         reached: slots in use when it was chosen, or on the way to it, which may take several
@@ -103,6 +108,7 @@ class WindowChoice:
     patience: int = _PATIENCE
     calm_windows: int = 0
     iterations_s: tuple[float, ...] = ()
+    delays_s: tuple[float, ...] = ()
     contention_s: tuple[float, ...] = ()
     trial: Trial | None = None
     reached: int = 0
@@ -215,6 +221,7 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measur
         stalled_windows=0,
         calm_windows=choice.calm_windows + 1,
         iterations_s=(*choice.iterations_s, measured.iteration_s)[-_LONGEST_TRIAL:],
+        delays_s=(*choice.delays_s, *_known(measured.delay_s))[-_LONGEST_TRIAL:],
         contention_s=(*choice.contention_s, measured.contention_s)[-_TRIAL:],
     )
     budget_bytes = choice.budget_bytes
@@ -230,7 +237,8 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measur
     smaller, slack = max(choice.smaller, fitting), choice.slack_windows + 1
     if slack < choice.patience or _is_costly(choice) is None:
         return dataclasses.replace(choice, slack_windows=slack, smaller=smaller)
-    tried = Trial(choice.window, _slot_bytes(choice, slots), choice.iterations_s)
+    slot_bytes = _slot_bytes(choice, slots)
+    tried = Trial(choice.window, slot_bytes, choice.iterations_s, choice.delays_s)
     return WindowChoice(
         smaller,
         None,
@@ -270,12 +278,25 @@ def _is_costly(choice: WindowChoice) -> bool | None:
     if over_s <= 0:
         return False
     spread_s = max(max(each) - min(each) for each in (choice.iterations_s, trial.iterations_s))
-    return True if over_s > spread_s or windows == _LONGEST_TRIAL else None
+    is_certain = over_s > spread_s or _are_delayed(choice.delays_s, trial)
+    return True if is_certain or windows == _LONGEST_TRIAL else None
 
 
-def _middle(iterations_s: tuple[float, ...]) -> float:
+def _are_delayed(delays_s: tuple[float, ...], trial: Trial) -> bool:
+    """Returns whether passes are known to wait longer for cores by what is not little."""
+    if not delays_s or not trial.delays_s:
+        return False
+    longer_s = _middle(delays_s) - _middle(trial.delays_s)
+    return longer_s > COST_SHARE * _middle(trial.iterations_s)
+
+
+def _known(value_s: float | None) -> tuple[float, ...]:
+    return () if value_s is None else (value_s,)
+
+
+def _middle(times_s: tuple[float, ...]) -> float:
     """Returns the median: neither a window that was disturbed nor one that was lucky moves it."""
-    return statistics.median(iterations_s)
+    return statistics.median(times_s)
 
 
 def _cheap_bytes(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from megatron_moevement.policy.watching.measurements import CpuTimes
+from megatron_moevement.policy.watching.measurements import NO_CONTENTION, Contention, CpuTimes
 from megatron_moevement.runtime.priority import may_train, works_for_slots
 
 _LEAST_S = 1.0
@@ -25,6 +25,7 @@ def cpu_times() -> CpuTimes:
     cores = psutil.cpu_times(percpu=True)
     if max(allowed) < len(cores):  # else they have other numbers
         cores = [cores[number] for number in sorted(allowed)]
+    normal = [thread.id for thread in threads if may_train(thread.id)]
     return CpuTimes(
         {
             thread.id: thread.user_time + thread.system_time
@@ -35,8 +36,18 @@ def cpu_times() -> CpuTimes:
         sum(core.idle + core.iowait for core in cores),
         sum(sum(core[:8]) for core in cores),  # the others are part of these
         time.monotonic(),
-        waited_s(thread.id for thread in threads if may_train(thread.id)),
+        waited_s(normal),
+        frozenset(thread for thread in normal if _runs_passes(thread)),
     )
+
+
+def _runs_passes(thread: int) -> bool:
+    """Returns whether passes run on a thread: forward the main one, backward torch's for a GPU."""
+    try:
+        name = Path(f"/proc/self/task/{thread}/comm").read_text()
+    except OSError:  # it has ended
+        return False
+    return thread == os.getpid() or name.startswith("pt_autograd")
 
 
 def waited_s(
@@ -62,7 +73,7 @@ def waited_s(
 class CpuShare:
     """What threads that work for slots take of the CPU time of this process, under the W in force.
 
-    One of them reads, the training thread asks what was taken. Readings that cross each other lose
+    One of them reads, the training thread asks. Readings that cross each other lose
     no more than one of them.
     """
 
@@ -86,7 +97,7 @@ class CpuShare:
         self._read_s = -math.inf
         self._newest: CpuTimes | None = None
         self._told: CpuTimes | None = None
-        self._taken: float | None = None
+        self._contention: Contention | None = None
 
     def read(self) -> None:
         """Reads CPU times, once a second at most."""
@@ -103,14 +114,15 @@ class CpuShare:
         if self._told is None:
             self._told = self._newest
 
-    def taken(self) -> float | None:
-        """Returns the share since the last call, None before two readings.
+    def contention(self) -> Contention | None:
+        """Returns the shares since the last call, None before two readings.
 
         It is the same again where nothing was read since.
         """
         if self._is_hidden:
-            return 0.0
+            return NO_CONTENTION
         told, newest = self._told, self._newest
         if told is not None and newest is not None and newest is not told:
-            self._told, self._taken = newest, newest.taken_share(told)
-        return self._taken
+            self._told = newest
+            self._contention = Contention(newest.taken_share(told), newest.delayed_share(told))
+        return self._contention

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from megatron_moevement.policy.watching.measurements import (
     NOT_MEASURED,
+    Contention,
     CpuTimes,
     Measured,
     MeasuredStep,
@@ -57,9 +58,10 @@ class Meter:
         self.steps, self.is_warm, self.has_trouble = [], True, False
         if not is_warm or has_trouble or not steps:
             return NOT_MEASURED
-        taken_share = _cpu_times(steps, burden * UNIT_S, cores).taken_share(_NONE)
+        times = _cpu_times(steps, burden * UNIT_S, cores)
+        contention = Contention(times.taken_share(_NONE), times.delayed_share(_NONE))
         sent = [self.sent[holder] for holder in holders]
-        return Measured.of(self.captured, sent, steps, taken_share).vote
+        return Measured.of(self.captured, sent, steps, contention).vote
 
 
 _NONE = CpuTimes({}, 0.0, 0.0, 0.0, waited_s={})
@@ -75,4 +77,5 @@ def _cpu_times(steps: Sequence[MeasuredStep], burden_s: float, cores: Cores) -> 
         all_s,
         all_s,
         {1: 0.0 if cores is Cores.YIELDED else burden_s},
+        {1},
     )

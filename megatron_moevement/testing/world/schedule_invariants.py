@@ -62,6 +62,7 @@ class ScheduleInvariants:
                 and own.iteration_s >= found.iteration_s
                 and own.stall_s <= found.stall_s
                 and own.contention_s <= found.contention_s
+                and (own.delay_s or 0.0) <= (found.delay_s or 0.0)
             )
             require(is_worst, "2b worst rank", process, "goes by", found, "a rank has", own)
 

@@ -10,7 +10,9 @@ from datetime import timedelta
 
 from megatron_moevement.policy.watching.measurements import (
     HISTORY,
+    NO_CONTENTION,
     NOT_MEASURED,
+    Contention,
     Measured,
     MeasuredStep,
     Reduced,
@@ -99,16 +101,16 @@ class Profiler:
         """
         steps, is_warm, has_trouble = self._steps, self._is_warm, self._has_trouble
         self._steps, self._is_warm, self._has_trouble = [], True, copies.is_in_trouble
-        taken_share = self._taken_share(begins=begins)
-        if not is_warm or has_trouble or copies.is_in_trouble or not steps or taken_share is None:
+        contention = self._contention(begins=begins)
+        if not is_warm or has_trouble or copies.is_in_trouble or not steps or contention is None:
             return NOT_MEASURED
         captured, sent = tuple(self._captured), copies.sent.values()
-        return Measured.of(captured, sent, steps, taken_share).vote
+        return Measured.of(captured, sent, steps, contention).vote
 
-    def _taken_share(self, *, begins: bool) -> float | None:
-        """Returns what threads beside training take, under the W in force; None: not known yet."""
+    def _contention(self, *, begins: bool) -> Contention | None:
+        """Returns what training shares cores with, under the W in force; None: not known yet."""
         if self.cpu_share is None:
-            return 0.0
+            return NO_CONTENTION
         if begins:
             self.cpu_share.begin()
-        return self.cpu_share.taken()
+        return self.cpu_share.contention()
