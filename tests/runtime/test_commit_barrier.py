@@ -94,8 +94,14 @@ def learn_all(measured):
 
 def test_all_learn_the_greatest_of_each_number_that_ranks_measured(fork_server):
     measured = [[-9, -5, -3, 0, 9, 6], [-2, -6, -1, 4, 8, 7]]
-    greatest = {"to_host": -2, "to_holder": -5, "iteration": -1, "stall": 4, "contention": 9}
-    greatest["delay"] = 7
+    greatest = {
+        "to_host": -2,
+        "to_holder": -5,
+        "iteration": -1,
+        "stall": 4,
+        "contention": 9,
+        "delay": 7,
+    }
     values = fork_server.run(learn_all, world_size=2, args=[measured]).check().values
     assert values == ([greatest, True, [0.0, 0.25]],) * 2
 

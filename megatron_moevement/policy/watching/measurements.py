@@ -62,6 +62,10 @@ class CpuTimes(NamedTuple):
     waited_s: Mapping[int, float] | None = None
     passes: Collection[int] = ()
 
+    def contention(self, before: CpuTimes) -> Contention:
+        """Returns the shares of an iteration between both."""
+        return Contention(self.taken_share(before), self.delayed_share(before))
+
     def taken_share(self, before: CpuTimes) -> float:
         """Returns the share of an iteration that threads beside training take from it.
 
@@ -75,19 +79,19 @@ class CpuTimes(NamedTuple):
         if process_s <= 0 or cores_s <= 0 or idle_s > IDLE_SHARE * cores_s:
             return 0.0
         taken_share = min(_all_since(self.beside_s, before.beside_s) / process_s, 1.0)
-        waited_share = self._waited_share(before, None)
+        waited_share = self._waited_share(before, self.waited_s or {})
         return taken_share if waited_share is None else min(taken_share, waited_share)
 
     def delayed_share(self, before: CpuTimes) -> float | None:
         """Returns the share of an iteration that passes wait for a core; None: not known."""
         return self._waited_share(before, self.passes)
 
-    def _waited_share(self, before: CpuTimes, of: Collection[int] | None) -> float | None:
-        """Returns the share of time that threads wait for a core, those of some ids or all."""
+    def _waited_share(self, before: CpuTimes, threads: Collection[int]) -> float | None:
+        """Returns the share of time that some threads wait for a core, by their ids."""
         elapsed_s = self.clock_s - before.clock_s
         if self.waited_s is None or before.waited_s is None or elapsed_s <= 0:
             return None
-        waited_s = {each: s for each, s in self.waited_s.items() if of is None or each in of}
+        waited_s = {each: s for each, s in self.waited_s.items() if each in threads}
         return _all_since(waited_s, before.waited_s) / elapsed_s
 
 

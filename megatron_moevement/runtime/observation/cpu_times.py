@@ -43,11 +43,12 @@ def cpu_times() -> CpuTimes:
 
 def _runs_passes(thread: int) -> bool:
     """Returns whether passes run on a thread: forward the main one, backward torch's for a GPU."""
+    if thread == os.getpid():
+        return True
     try:
-        name = Path(f"/proc/self/task/{thread}/comm").read_text()
+        return Path(f"/proc/self/task/{thread}/comm").read_text().startswith("pt_autograd")
     except OSError:  # it has ended
         return False
-    return thread == os.getpid() or name.startswith("pt_autograd")
 
 
 def waited_s(
@@ -73,8 +74,8 @@ def waited_s(
 class CpuShare:
     """What threads that work for slots take of the CPU time of this process, under the W in force.
 
-    One of them reads, the training thread asks. Readings that cross each other lose
-    no more than one of them.
+    One of them reads, the training thread asks. Readings that cross each other lose no more than
+    one of them.
     """
 
     def __init__(
@@ -123,6 +124,5 @@ class CpuShare:
             return NO_CONTENTION
         told, newest = self._told, self._newest
         if told is not None and newest is not None and newest is not told:
-            self._told = newest
-            self._contention = Contention(newest.taken_share(told), newest.delayed_share(told))
+            self._told, self._contention = newest, newest.contention(told)
         return self._contention

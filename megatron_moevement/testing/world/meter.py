@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from megatron_moevement.policy.watching.measurements import (
     NOT_MEASURED,
-    Contention,
     CpuTimes,
     Measured,
     MeasuredStep,
@@ -58,8 +57,7 @@ class Meter:
         self.steps, self.is_warm, self.has_trouble = [], True, False
         if not is_warm or has_trouble or not steps:
             return NOT_MEASURED
-        times = _cpu_times(steps, burden * UNIT_S, cores)
-        contention = Contention(times.taken_share(_NONE), times.delayed_share(_NONE))
+        contention = _cpu_times(steps, burden * UNIT_S, cores).contention(_NONE)
         sent = [self.sent[holder] for holder in holders]
         return Measured.of(self.captured, sent, steps, contention).vote
 
