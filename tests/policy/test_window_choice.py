@@ -49,7 +49,6 @@ def plant(window, slots, to_host, to_holder, iteration_s, seen=1.0):
 
 
 def windows_of(choice, slots, measure, count):
-    """Returns the W of each of some windows."""
     found = [choice.window]
     for _ in range(count):
         choice = choice.after(measure(choice.window), slots, replicas=2)
@@ -188,15 +187,16 @@ def test_empty_slots_stay_while_the_others_are_hidden_and_end_with_a_link_that_i
     assert (choice.window, choice.used, choice.reason) == (4, None, Reason.SLACK)
 
 
-@given(st.integers(2, MOST), st.floats(0.1, 10), st.floats(0.02, 2))
+@given(st.integers(2, MOST), st.floats(0.1, 10), st.floats(0.02, 2), st.booleans())
 def test_a_smaller_w_that_lengthens_iterations_gives_way_to_the_smallest_that_costs_little(
-    first, iteration_s, share
+    first, iteration_s, share, waits
 ):
-    """Each captured byte takes the same time from training."""
+    """Each captured byte takes the same time from training, by waits for a core that count."""
     byte_s = iteration_s * share / (SLOTS[1] - SLOTS[first])
 
     def measure(window):
-        return Measured(1e12, 1e12, iteration_s + byte_s * SLOTS[window], 0.0)
+        cost_s = byte_s * SLOTS[window]
+        return Measured(1e12, 1e12, iteration_s + cost_s, 0.0, delay_s=cost_s if waits else None)
 
     shortest_s, least = iteration_s + byte_s * SLOTS[first], byte_s * SLOTS[MOST]
     costs = {window: byte_s * size - least for window, size in SLOTS.items()}
@@ -206,8 +206,8 @@ def test_a_smaller_w_that_lengthens_iterations_gives_way_to_the_smallest_that_co
     settled = [window for window in windows[6:] if window > 1]
     assert costs[settled[0]] <= (COST_SHARE + 1e-6) * shortest_s < costs[settled[0] - 1] + 1e-6
     assert settled == sorted(settled)  # of a shorter iteration the share is less
-    assert len(shrinks(windows)) <= 7
-    assert windows.count(1) <= 24
+    assert len(shrinks(windows)) <= (3 if waits else 7)
+    assert windows.count(1) <= (9 if waits else 24)
 
 
 def test_a_smaller_w_with_slots_as_large_costs_what_it_costs():

@@ -8,8 +8,8 @@ memory from training although nothing waits. Where cores are busy, CPU times giv
 captured byte, else the iterations of a smaller W that turn out longer: the smallest W follows that
 costs little more than the largest. Iterations differ by more than that from one window to the next,
 the waits of passes for a core hardly: where both become longer, few windows are enough. Where a
-smaller W stalls or costs in spite of the margin, the next try takes twice as many windows. So
-inputs that stay the same end in one W.
+smaller W stalls or costs in spite of the margin, the next try takes twice as many windows, and many
+times as many where passes waited longer for a core. So inputs that stay the same end in one W.
 
 Where links are too slow for any W, the largest is taken with as few slots as copies to the host
 admit, so that steps without anything in their slots make up for those with more than their share.
@@ -42,6 +42,10 @@ COST_SHARE = 0.01
 
 To replay n steps fewer is worth that where a process is lost every 100 n steps.
 """
+_PATIENCE_AFTER = 2
+"""Times as many before the next, where one stalled or made iterations longer."""
+_PATIENCE_AFTER_DELAYS = 8
+"""The same where passes waited longer for a core besides: that is certain, and hardly changes."""
 _TRIAL = 3
 """Windows without stalls after which a smaller W is given up at the earliest."""
 _LONGEST_TRIAL = 12
@@ -227,7 +231,8 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measur
     budget_bytes = choice.budget_bytes
     cheap = _cheap(choice, slots)
     if cheap is not None:
-        patience = _next_patience(choice)
+        times = _PATIENCE_AFTER_DELAYS if _are_delayed(choice) else _PATIENCE_AFTER
+        patience = _next_patience(choice, times)
         return WindowChoice(cheap, None, Reason.COSTS, budget_bytes, patience=patience)
     byte_s = max(choice.contention_s) / max(_slot_bytes(choice, slots), 1)
     cheap_bytes = _cheap_bytes(choice, slots, byte_s, _SHRUNK_SHARE)
@@ -278,15 +283,16 @@ def _is_costly(choice: WindowChoice) -> bool | None:
     if over_s <= 0:
         return False
     spread_s = max(max(each) - min(each) for each in (choice.iterations_s, trial.iterations_s))
-    is_certain = over_s > spread_s or _are_delayed(choice.delays_s, trial)
+    is_certain = over_s > spread_s or _are_delayed(choice)
     return True if is_certain or windows == _LONGEST_TRIAL else None
 
 
-def _are_delayed(delays_s: tuple[float, ...], trial: Trial) -> bool:
-    """Returns whether passes are known to wait longer for cores by what is not little."""
-    if not delays_s or not trial.delays_s:
+def _are_delayed(choice: WindowChoice) -> bool:
+    """Returns whether passes of a trial are known to wait longer for cores, and not by little."""
+    trial = choice.trial
+    if trial is None or not trial.delays_s or not choice.delays_s:
         return False
-    longer_s = _middle(delays_s) - _middle(trial.delays_s)
+    longer_s = _middle(choice.delays_s) - _middle(trial.delays_s)
     return longer_s > COST_SHARE * _middle(trial.iterations_s)
 
 
@@ -323,9 +329,9 @@ def _slot_bytes(choice: WindowChoice, slots: Mapping[int, int]) -> int:
     return slots[choice.used] * choice.used // choice.window
 
 
-def _next_patience(choice: WindowChoice) -> int:
-    """Returns the patience after a change to a larger W: twice as much where a trial failed."""
-    return choice.patience * (1 if choice.trial is None else 2)
+def _next_patience(choice: WindowChoice, times: int = _PATIENCE_AFTER) -> int:
+    """Returns the patience after a change to a larger W: so many times where a trial failed."""
+    return choice.patience * (1 if choice.trial is None else times)
 
 
 def _smallest(slots: Mapping[int, int], most_bytes: float) -> int | None:
