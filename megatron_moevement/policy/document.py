@@ -2,8 +2,8 @@
 """Documents: frozen data as JSON, read back strictly by the types of its fields.
 
 An enum is its value, a dataclass or a window an object, and what can be parsed (a rank) its name.
-A tuple is a list. What older builds left out of a window has its default; no other field may be
-lacking.
+A tuple is a list. What older builds left out of a named tuple has its default; no field of another
+class may be lacking.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 
 def _read_fields(kind: Any, value: Any) -> Any:
-    lacking = getattr(kind, "_field_defaults", {})  # of a window
+    lacking = getattr(kind, "_field_defaults", {})  # of a named tuple
     known = {_NAMES.get(own, own): default for own, default in lacking.items()} | value
     if strange := known.keys() - {name for _, name, _ in _fields(kind)}:
         raise ValueError(f"{kind.__name__} has no field {min(strange)!r}")

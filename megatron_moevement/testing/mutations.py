@@ -22,6 +22,7 @@ from megatron_moevement.policy.recovery.plan import Plan, Schedules, WindowEdges
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.testing.world.policies import Policies, adopts
+from megatron_moevement.testing.world.scheduling import Proposed
 from megatron_moevement.testing.world.step_model import (
     ROLL_FORWARD_SECTION,
     Command,
@@ -60,11 +61,11 @@ def _slots_of_replica(
 
 
 def _adopted_an_edge_early(
-    timetable: Timetable, schedule: WindowSchedule, step: int, rank: LogicalRank
+    timetable: Timetable, proposed: Proposed, step: int, rank: LogicalRank
 ) -> Timetable:
     early = max(step - timetable.newest.window, timetable.newest.first_step)
     is_odd = rank.pp == rank.dp == rank.ep == 0
-    return adopts(timetable, schedule, early if is_odd else step, rank)
+    return adopts(timetable, proposed, early if is_odd else step, rank)
 
 
 def _own_counts(told: Mapping[LogicalRank, Counts | None], rank: LogicalRank) -> Counts | None:

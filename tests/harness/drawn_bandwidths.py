@@ -16,7 +16,7 @@ from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseC
 from megatron_moevement.strategies.strategy import Covered
 
 ITERATION_S = 1.0
-"""That each rank measures, without stalls."""
+"""That each rank measures, without stalls, unless another one is given."""
 TAKEN_SHARE = 0.001
 """Of an iteration as it was: too little to count."""
 _PHASE_STEPS = 7
@@ -30,11 +30,13 @@ class Given(NamedTuple):
         host: how often the largest slot of the planned schedule is copied within an iteration.
         link: how often it is sent to each holder.
         stall_s: of an iteration.
+        iteration_s: without stalls.
     """
 
     host: float
     link: float
     stall_s: float
+    iteration_s: float = ITERATION_S
 
 
 def measure(given_at: Callable[[int], Given]) -> None:
@@ -49,7 +51,7 @@ def measure(given_at: Callable[[int], Given]) -> None:
         given = given_at(step)
         slot_bytes = self._session.memory.plan.schedule.worst_slot_bytes
         host, link = (slot_bytes * times / ITERATION_S for times in (given.host, given.link))
-        measured = Measured(host, link, ITERATION_S, given.stall_s, found.contention_s)
+        measured = Measured(host, link, given.iteration_s, given.stall_s, found.contention_s)
         return dataclasses.replace(covered, measured=measured.vote)
 
     CpuShare.contention = lambda self: Contention(TAKEN_SHARE)  # type: ignore[method-assign]

@@ -23,10 +23,12 @@ def adopt_an_edge_early() -> None:
     """Goes by a schedule from an edge before on, on one rank."""
     adopted = Timetable.adopted
 
-    def early(self: Timetable, version: int, schedule: WindowSchedule, step: int) -> Timetable:
+    def early(
+        self: Timetable, version: int, schedule: WindowSchedule, step: int, *decision: Any
+    ) -> Timetable:
         if dist.get_rank() == WRONG_RANK:
             step = max(step - self.newest.window, self.newest.first_step)
-        return adopted(self, version, schedule, step)
+        return adopted(self, version, schedule, step, *decision)
 
     _replace(Timetable, "adopted", early)
 

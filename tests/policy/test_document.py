@@ -12,15 +12,22 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.outcome.account import RankAccount
 from megatron_moevement.policy.outcome.replay_proof import Compared, ReplayProof
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable, Trial, WindowDecision
 from tests.harness.one_schedule import one_schedule
 
+DECISION = WindowDecision(2, None, 24, 4, Trial(4, 9, 1.25, 0.5, None))
 STATE = JournalState(7, one_schedule(2, 1, 1), 6, Window(3, 2, 1), LogicalRank(pp=1))
 COMPUTATION = Computation(DeviceKind.CPU, Kernels.ANY, 1, {"cpu": "x"}, {"NCCL_ALGO": "Ring"})
 ACCOUNT = RankAccount(2, ReplayProof(scalars=Compared(2, 1)), {"detect": 0.5, "wait": 0}, 3)
 NOTHING = '{"equal": 0, "unequal": 0}'
 TIMETABLE = (
-    '{"entries": [{"epoch": 1, "first_step": 1, "window": 2, "digest": "2 slots"}], '
-    '"first_version": 1}'
+    '{"entries": [{"epoch": 1, "first_step": 1, "window": 2, "digest": "2 slots", '
+    '"decision": null}], "first_version": 1}'
+)
+DECIDED = TIMETABLE.replace(
+    "null",
+    '{"window": 2, "used": null, "patience": 24, "reached": 4, "trial": {"former": 4, '
+    '"slot_bytes": 9, "iteration_s": 1.25, "spread_s": 0.5, "delay_s": null}}',
 )
 TEXTS = [
     (
@@ -32,6 +39,7 @@ TEXTS = [
         dataclasses.replace(STATE, persisted=None, rank=None),
         f'{{"era": 7, "timetable": {TIMETABLE}, "committed": 6, "persisted": null, "rank": null}}',
     ),
+    (one_schedule(2, 1, 1, DECISION), DECIDED),
     (
         COMPUTATION,
         '{"device": "cpu", "kernels": "any", "threads": 1, "parts": {"cpu": "x"}, '
@@ -55,6 +63,11 @@ def test_what_is_written_is_read_again(value, text):
 def test_a_window_of_an_older_build_has_no_epoch():
     document = {**STATE.document(), "persisted": {"start": 3, "size": 2}}
     assert JournalState.of_document(document).persisted == Window(3, 2, 0)
+
+
+def test_a_schedule_of_an_older_build_has_no_decision():
+    document = json.loads(TIMETABLE.replace(', "decision": null', ""))
+    assert Timetable.of_document(document) == one_schedule(2, 1, 1)
 
 
 def test_data_is_picked_out_of_other_fields():

@@ -23,7 +23,12 @@ from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
+from megatron_moevement.policy.window.timetable import (
+    Timetable,
+    TimetableEntry,
+    Trial,
+    WindowDecision,
+)
 from tests.harness.job_facts import Job
 from tests.harness.one_schedule import one_schedule
 
@@ -31,6 +36,10 @@ STEPS = st.integers(0, 40)
 SIZES = st.integers(1, 3)
 RANKS = st.builds(LogicalRank, *[st.integers(0, 12)] * 5)
 WINDOWS = st.builds(Window, STEPS, st.integers(1, 5), st.integers(0, 2))
+COUNTS = STEPS.map(lambda k: k + 1)
+TIMES = st.floats(0, 1e6)
+TRIALS = st.builds(Trial, COUNTS, STEPS, TIMES, TIMES, st.none() | TIMES)
+DECISIONS = st.builds(WindowDecision, COUNTS, st.none() | COUNTS, STEPS, STEPS, st.none() | TRIALS)
 
 
 @st.composite
@@ -76,7 +85,7 @@ def any_facts(draw):
             is_new=draw(st.booleans()),
             holders=tuple(draw(st.lists(STEPS, max_size=3))),
             timetable=draw(
-                st.none() | st.builds(one_schedule, STEPS.map(lambda k: k + 1), STEPS, STEPS)
+                st.none() | st.builds(one_schedule, COUNTS, STEPS, STEPS, st.none() | DECISIONS)
             ),
             replica_id=draw(st.none() | st.text(max_size=4)),
             rng_equal_steps=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
@@ -149,6 +158,18 @@ def outcome_of(text):
         return str(error)
 
 
+ENTRY = ("processes", 0, "timetable", "entries", 0)
+
+
+def decision(**wrong):
+    return {"window": 3, "used": None, "patience": 3, "reached": 4, "trial": None} | wrong
+
+
+def trial(**wrong):
+    times = {"iteration_s": 1.5, "spread_s": 0, "delay_s": None}
+    return {"former": 4, "slot_bytes": 9, **times, **wrong}
+
+
 def assert_refused(document, *parts):
     with pytest.raises(UserError) as raised:
         load_facts(json.dumps(document), "a.json")
@@ -187,6 +208,10 @@ def assert_refused(document, *parts):
         (("processes", 0, "logs", 0, "steps"), [[3, 1 << 40]], ("logs[0].steps", "steps")),
         (("processes", 0, "logs", 0, "steps"), [[4, 3]], ("logs[0].steps[0]", "[first, last]")),
         (("processes", 0, "ledger"), [4], ("processes[0].ledger", "[first, last]")),
+        ((*ENTRY, "decision"), {"window": 3}, ("entries[0].decision", "'used'")),
+        ((*ENTRY, "decision"), decision(used=0), ("decision.used", "at least 1")),
+        ((*ENTRY, "decision"), decision(trial=9), ("decision.trial", "an object")),
+        ((*ENTRY, "decision"), decision(trial=trial(spread_s=-1)), ("trial.spread_s", "-1")),
     ],
 )
 def test_a_wrong_field_is_named_with_what_it_has_and_what_it_must_be(path, value, parts):

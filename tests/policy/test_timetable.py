@@ -15,6 +15,7 @@ from megatron_moevement.policy.window.timetable import (
     TimetableEntry,
     TwoSchedulesError,
     UnknownScheduleError,
+    WindowDecision,
     agreed_version,
     may_propose,
     newest_timetable,
@@ -53,6 +54,17 @@ def test_windows_follow_each_other_without_gap_whatever_schedules_change(timetab
     assert timetable.last_before_persisted(window) == following.last
     assert timetable.has(window)
     assert timetable.of(window) == entry
+
+
+def test_the_decision_for_a_w_stays_until_another_schedule_follows():
+    decided = WindowDecision(2, None, 24, 4)
+    first = Timetable.begun(schedule_of(4), 0).adopted(1, schedule_of(2), 3, decided)
+    assert first.newest.decision == decided
+    assert first.restarted(9).newest.decision == decided
+    second = first.adopted(2, schedule_of(2, 1), 4)
+    assert [entry.decision for entry in second.entries] == [None] * 3
+    assert newest_timetable([second, first]) == second
+    assert newest_timetable([first]) == first
 
 
 @given(timetables(), st.integers(0, 9), st.integers(1, 4))

@@ -2,6 +2,7 @@
 """A job that chooses its own W ends with the bits of one that nothing protects."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,42 @@ def test_all_ranks_come_to_the_w_that_was_chosen_and_lose_no_bit(
         former, larger, reason = chosen[1]
         assert (former, reason) == (1, "stalls")
         assert [window for _, window in windows] == [1, larger]
+
+
+@pytest.fixture
+def trained(megatron_fork_server, text, uninterrupted, tmp_path):
+    """Trains a job whose iterations become longer, and kills all of its processes once."""
+
+    def run_of(deaths, longer_from, killed_at):
+        case = dataclasses.replace(CASE, deaths=deaths)
+        flags = ("--moevement-window=auto", "--moevement-max-replay-steps=9")
+        program = case.protected_program(megatron_fork_server, text, *flags)
+        flags = (f"--stalled={longer_from}", "--longer=1.5", *program.flags)
+        run = Run(dataclasses.replace(program, path=PROGRAM, flags=flags), tmp_path)
+        die(run, case, FaultPoint.GATHER, [killed_at])
+        assert digest_differences(run.finish(), uninterrupted(case)) == []
+        return run
+
+    return run_of
+
+
+def test_a_smaller_w_that_was_tried_is_given_up_by_those_who_did_not_choose_it(trained):
+    """All processes are killed in the trial: what was measured before it is in memory alone."""
+    run = trained(deaths=8, longer_from=46, killed_at=47)
+    choices = [event.fields for event in events_of(run, EventName.WINDOW_CHOSEN)]
+    chosen = [(each["former"], each["window"], each["reason"]) for each in choices]
+    assert chosen == [(4, 1, "slack"), (2, 1, "slack"), (1, 4, "costs")]
+    windows = [window for window, _ in itertools.groupby(size for _, size in windows_of(run))]
+    assert windows == [4, 2, 1, 4]
+
+
+@pytest.mark.slow
+def test_the_end_of_a_trial_outlasts_the_death_of_all_processes(trained):
+    """Iterations that are longer after the trial give W up no more, whoever chooses."""
+    run = trained(deaths=15, longer_from=115, killed_at=118)
+    choices = [event.fields for event in events_of(run, EventName.WINDOW_CHOSEN)]
+    assert {each["reason"] for each in choices} == {"slack"}
+    windows = windows_of(run)
+    (began,) = {step for step, window in windows[:-1] if window == 1}
+    assert windows[-1][1] == 1
+    assert windows[-1][0] - began >= 12 * 4

@@ -7,6 +7,7 @@ import pytest
 
 from megatron_moevement.policy.watching.measurements import Measured
 from megatron_moevement.policy.watching.schedule_maker import Noted, SlotSizes
+from megatron_moevement.policy.window.timetable import Trial, WindowDecision
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.strategies.moevement.schedules.window_chooser import WindowChooser
@@ -32,15 +33,19 @@ class Told(Events):
 
 @pytest.fixture
 def chooser():
+    return new_chooser()
+
+
+def new_chooser():
     told, said, warned = Told(), [], []
     chooser = WindowChooser(lambda: SIZES, 2, told, Notices(said.append, warned.append))
     chooser.events, chooser.said, chooser.warned = told.all, said, warned
     return chooser
 
 
-def chosen(chooser, step, window, measured, used=None):
+def chosen(chooser, step, window, measured, used=None, standing=None):
     chooser.note(Noted(step, window, measured))
-    found = chooser.choose(window, used)
+    found = chooser.choose(window, used, standing)
     return None if found == (window, used) else found
 
 
@@ -107,6 +112,33 @@ def test_w_is_chosen_anew_where_the_one_in_force_does_not_lie_on_the_way(chooser
         chosen(chooser, 8, 4, CALM)
     assert chosen(chooser, 12, 2, CALM) == (1, None)
     assert chosen(chooser, 16, window, CALM, used) is None
+
+
+def test_a_trial_goes_on_wherever_it_is_chosen_after_a_restart(chooser):
+    for step in range(3):
+        chosen(chooser, step, 4, CALM)
+    decision = chooser.decision(None)
+    assert decision == WindowDecision(1, None, 3, 4, Trial(4, 400, 1.0, 0.0, None))
+    costly = dataclasses.replace(CALM, iteration_s=1.5)
+    on_its_way, tried = new_chooser(), new_chooser()
+    assert chosen(on_its_way, 8, 2, costly, standing=decision) == (1, None)
+    found = [chosen(tried, step, 1, costly, standing=decision) for step in range(3)]
+    assert found == [None, None, (8, None)]
+    assert tried.decision(decision) == WindowDecision(8, None, 6, 0)
+
+
+def test_of_what_is_not_among_the_limits_of_a_launch_the_patience_stays(chooser):
+    decisions = [
+        WindowDecision(3, None, 24, 8),
+        WindowDecision(8, 3, 24, 8),
+        WindowDecision(1, None, 24, 8, Trial(3, 400, 1.0, 0.0)),
+    ]
+    for decision in decisions:
+        assert chooser.decision(decision) is decision
+        assert new_chooser().choose(4, None, decision) == (4, None)
+        other = new_chooser()
+        assert chosen(other, 4, 4, CALM, standing=decision) is None
+        assert other.decision(decision) == WindowDecision(4, None, 24, 0)
 
 
 def test_what_threads_beside_training_take_is_a_reason_and_part_of_the_line(chooser):

@@ -74,6 +74,17 @@ def test_a_w_that_takes_too_much_from_training_is_given_up(burden_percent, windo
     assert ("costs" in world.outcome.reasons) == (len(windows) > 2)
 
 
+@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("time", range(4_000, 7_500, 250))
+def test_a_trial_goes_on_after_a_restart_whoever_is_lost(process, time):
+    """The first process chooses; W = 1 is in force from step 35 on, or on its way."""
+    faults = (Fault(FaultKind.CRASH, time, process),)
+    world = run([LinkSpeed(0, -1, FAST)], (1, 4), 10, window=3, faults=faults, steps=80)
+    assert windows_of(world) == [2, 1, 3]
+    assert world.outcome.reasons == {"slack", "costs"}
+    assert len(world.outcome.plans) == 1
+
+
 @pytest.mark.parametrize(
     ("first", "burden_percent", "windows"),
     [(3, 0, [2, 1]), (3, 1, [2, 1]), (3, 10, []), (1, 10, [3])],

@@ -7,6 +7,7 @@ Readers take a value and return what it is, or raise a WrongPartError.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
@@ -119,6 +120,13 @@ def integers(value: Any) -> list[int]:
         if type(item) is not int or item < 0:
             at(place, integer, item)
     return value
+
+
+def seconds(value: Any) -> float:
+    """Returns a time in seconds."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise wrong(value, "a number of seconds")
+    return float(value)
 
 
 def truth(value: Any) -> bool:

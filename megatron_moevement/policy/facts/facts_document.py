@@ -6,10 +6,10 @@ A document is `{"generation": 3, "layout": {"pp": 4, ...}, "ends": "independent"
 "live": {"condition": "dense", "step": 13, "finished": 14}, "persisted": WINDOW, "holdings":
 [{"owner": "pp0.dp0.tp0.cp0.ep0", "window": WINDOW, "slots": [0, 1]}], "logs": [{"direction":
 "forward", "steps": [[9, 13]]}], "ledger": [9, 13], "era": 0, "timetable": {"entries": [{"epoch": 0,
-"first_step": 2, "window": 3, "digest": "f3"}], "first_version": 0}, "holds": "pp0.ep0", "alike":
-[9, 13], "is_new": true, "holders": [1]}, ...]}` with WINDOW `{"start": 8, "size": 3, "epoch": 0}`;
-`epoch` is the version of a schedule. Steps are given by the first and last of each run. What a
-process does not have, a spare its rank for example, is null or left out.
+"first_step": 2, "window": 3, "digest": "f3", "decision": null}], "first_version": 0}, "holds":
+"pp0.ep0", "alike": [9, 13], "is_new": true, "holders": [1]}, ...]}` with WINDOW `{"start": 8,
+"size": 3, "epoch": 0}`; `epoch` is the version of a schedule. Steps are given by the first and last
+of each run. What a process does not have, a spare its rank for example, is null or left out.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from megatron_moevement.policy.facts.document_parts import (
     one_of,
     part,
     positive,
+    seconds,
     text,
     truth,
     wrong,
@@ -51,7 +52,12 @@ from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.number_runs import runs_of
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
+from megatron_moevement.policy.window.timetable import (
+    Timetable,
+    TimetableEntry,
+    Trial,
+    WindowDecision,
+)
 
 T = TypeVar("T")
 
@@ -188,7 +194,9 @@ _PROCESS = Fields.of(
 _LIVE = Fields.of(("condition",), ("step", "window", "finished"))
 _WINDOW = Fields.of(("start", "size"), ("epoch",))
 _TIMETABLE = Fields.of(("entries", "first_version"))
-_ENTRY = Fields.of(("epoch", "first_step", "window", "digest"))
+_ENTRY = Fields.of(("epoch", "first_step", "window", "digest"), ("decision",))
+_DECISION = Fields.of(("window", "used", "patience", "reached", "trial"))
+_TRIAL = Fields.of(("former", "slot_bytes", "iteration_s", "spread_s", "delay_s"))
 _HOLDING = Fields.of(("owner", "window", "slots"))
 _LOG = Fields.of(("direction", "steps"))
 
@@ -303,6 +311,29 @@ def _load_entry(value: Any) -> TimetableEntry:
         at("first_step", integer, parts["first_step"]),
         at("window", _load_size, parts["window"]),
         at("digest", text, parts["digest"]),
+        part(parts, "decision", _load_decision, None),
+    )
+
+
+def _load_decision(value: Any) -> WindowDecision:
+    parts = _DECISION.read(value)
+    return WindowDecision(
+        window=at("window", _load_size, parts["window"]),
+        used=part(parts, "used", _load_size, None),
+        patience=at("patience", integer, parts["patience"]),
+        reached=at("reached", integer, parts["reached"]),
+        trial=part(parts, "trial", _load_trial, None),
+    )
+
+
+def _load_trial(value: Any) -> Trial:
+    parts = _TRIAL.read(value)
+    return Trial(
+        former=at("former", _load_size, parts["former"]),
+        slot_bytes=at("slot_bytes", integer, parts["slot_bytes"]),
+        iteration_s=at("iteration_s", seconds, parts["iteration_s"]),
+        spread_s=at("spread_s", seconds, parts["spread_s"]),
+        delay_s=part(parts, "delay_s", seconds, None),
     )
 
 

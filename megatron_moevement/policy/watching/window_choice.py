@@ -23,11 +23,11 @@ import statistics
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
-from typing import NamedTuple
 
 from megatron_moevement.policy.watching.measurements import Measured
 from megatron_moevement.policy.window.bandwidth import PathBandwidth
 from megatron_moevement.policy.window.packing import ORDER_TOLERANCE
+from megatron_moevement.policy.window.timetable import Trial, WindowDecision
 
 STALL_SHARE = 0.02
 """Of an iteration: training that waits longer is stalled."""
@@ -46,6 +46,8 @@ _PATIENCE_AFTER = 2
 """Times as many before the next, where one stalled or made iterations longer."""
 _PATIENCE_AFTER_DELAYS = 8
 """The same where passes waited longer for a core besides: that is certain, and hardly changes."""
+_MOST_PATIENCE = 192
+"""A machine may change: a smaller W is tried at last."""
 _TRIAL = 3
 """Windows without stalls after which a smaller W is given up at the earliest."""
 _LONGEST_TRIAL = 12
@@ -62,22 +64,6 @@ class Reason(Enum):
     SLACK = "slack"
     COSTS = "costs"
     NO_WINDOW_FITS = "no window fits"
-
-
-class Trial(NamedTuple):
-    """A smaller W that is tried.
-
-    Attributes:
-        former: W before it.
-        slot_bytes: of its largest slot; where some are empty, their mean.
-        iterations_s: of the newest windows without stalls before it.
-        delays_s: in these, of passes that wait for a core; empty: not known.
-    """
-
-    former: int
-    slot_bytes: int
-    iterations_s: tuple[float, ...]
-    delays_s: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +83,7 @@ class WindowChoice:
         iterations_s: of the newest of these.
         delays_s: in these, of passes that wait for a core; empty: not known.
         contention_s: of the newest of these.
-        trial: that the last change was; None: it was to a larger W.
+        trial: that the last change was; None: it was to a larger W, or the trial is over.
         reached: slots in use when it was chosen, or on the way to it, which may take several
             changes (`least_after`).
     """
@@ -118,18 +104,34 @@ class WindowChoice:
     reached: int = 0
 
     @classmethod
-    def under(cls, window: int, used: int | None, former: WindowChoice | None) -> WindowChoice:
+    def under(
+        cls,
+        window: int,
+        used: int | None,
+        former: WindowChoice | None,
+        decision: WindowDecision | None = None,
+    ) -> WindowChoice:
         """Returns what the next choice depends on under the W in force.
 
         Args:
             used: of its slots, as of the attribute.
-            former: the last choice; nothing of one of another W counts, nor where there is none.
+            former: the last choice; where this W is neither its own nor on the way to it, its
+                patience alone counts.
+            decision: that led to the W in force, where a restart has ended what was measured: a
+                trial begins again.
         """
+        if former is None and decision is not None:
+            former = cls(**decision._asdict(), reason=_reason_of(decision))
         if former is None or (former.window, former.used) == (window, used):
             return former or cls(window, used)
         if former.used_slots < (used or window) < former.reached:
             return dataclasses.replace(former, reached=used or window)
-        return cls(window, used)
+        return cls(window, used, patience=former.patience)
+
+    @property
+    def decision(self) -> WindowDecision:
+        """What outlasts a restart."""
+        return WindowDecision(self.window, self.used, self.patience, self.reached, self.trial)
 
     @property
     def used_slots(self) -> int:
@@ -163,6 +165,25 @@ class WindowChoice:
             if spread is not None:
                 return spread
         return _after_stalls(now, slots)
+
+
+def ends_trial(standing: WindowDecision | None, newest: WindowDecision | None) -> bool:
+    """Returns whether a trial is over whose W stays: agreed on, it does not begin again.
+
+    Args:
+        standing: that led to the W in force.
+        newest: what has become of it.
+    """
+    if standing is None or standing.trial is None or newest is None:
+        return False
+    return newest.trial is None and newest.window == standing.window
+
+
+def _reason_of(decision: WindowDecision) -> Reason:
+    """Returns what a W that it is still on the way to was chosen for."""
+    if decision.used is not None:
+        return Reason.NO_WINDOW_FITS
+    return Reason.FITS if decision.trial is None else Reason.SLACK
 
 
 def _spread(
@@ -228,11 +249,13 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measur
         delays_s=(*choice.delays_s, *_known(measured.delay_s))[-_LONGEST_TRIAL:],
         contention_s=(*choice.contention_s, measured.contention_s)[-_TRIAL:],
     )
+    if choice.calm_windows > _LONGEST_TRIAL and choice.trial is not None:
+        choice = dataclasses.replace(choice, trial=None, patience=_PATIENCE)  # it costs little
     budget_bytes = choice.budget_bytes
     cheap = _cheap(choice, slots)
     if cheap is not None:
-        times = _PATIENCE_AFTER_DELAYS if _are_delayed(choice) else _PATIENCE_AFTER
-        patience = _next_patience(choice, times)
+        is_certain = _is_costly(choice) and _are_delayed(choice)
+        patience = _next_patience(choice, _PATIENCE_AFTER_DELAYS if is_certain else _PATIENCE_AFTER)
         return WindowChoice(cheap, None, Reason.COSTS, budget_bytes, patience=patience)
     byte_s = max(choice.contention_s) / max(_slot_bytes(choice, slots), 1)
     cheap_bytes = _cheap_bytes(choice, slots, byte_s, _SHRUNK_SHARE)
@@ -242,8 +265,13 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measur
     smaller, slack = max(choice.smaller, fitting), choice.slack_windows + 1
     if slack < choice.patience or _is_costly(choice) is None:
         return dataclasses.replace(choice, slack_windows=slack, smaller=smaller)
-    slot_bytes = _slot_bytes(choice, slots)
-    tried = Trial(choice.window, slot_bytes, choice.iterations_s, choice.delays_s)
+    tried = Trial(
+        choice.window,
+        _slot_bytes(choice, slots),
+        _middle(choice.iterations_s),
+        _range(choice.iterations_s),
+        _middle(choice.delays_s) if choice.delays_s else None,
+    )
     return WindowChoice(
         smaller,
         None,
@@ -263,7 +291,7 @@ def _cheap(choice: WindowChoice, slots: Mapping[int, int]) -> int | None:
         more_bytes = _slot_bytes(choice, slots) - choice.trial.slot_bytes
         if more_bytes <= 0:
             return choice.trial.former
-        more_s = _middle(choice.iterations_s) - _middle(choice.trial.iterations_s)
+        more_s = _middle(choice.iterations_s) - choice.trial.iteration_s
         return _smallest(slots, _cheap_bytes(choice, slots, more_s / more_bytes))
     if choice.used is not None:
         return None  # links are too slow for the slots of any W
@@ -277,12 +305,12 @@ def _cheap(choice: WindowChoice, slots: Mapping[int, int]) -> int | None:
 def _is_costly(choice: WindowChoice) -> bool | None:
     """Returns whether a trial makes iterations too long; None: windows differ too much to tell."""
     trial, windows = choice.trial, choice.calm_windows
-    if trial is None or windows > _LONGEST_TRIAL:
+    if trial is None:
         return False
-    over_s = _middle(choice.iterations_s) - (1 + COST_SHARE) * _middle(trial.iterations_s)
+    over_s = _middle(choice.iterations_s) - (1 + COST_SHARE) * trial.iteration_s
     if over_s <= 0:
         return False
-    spread_s = max(max(each) - min(each) for each in (choice.iterations_s, trial.iterations_s))
+    spread_s = max(_range(choice.iterations_s), trial.spread_s)
     is_certain = over_s > spread_s or _are_delayed(choice)
     return True if is_certain or windows == _LONGEST_TRIAL else None
 
@@ -290,10 +318,9 @@ def _is_costly(choice: WindowChoice) -> bool | None:
 def _are_delayed(choice: WindowChoice) -> bool:
     """Returns whether passes of a trial are known to wait longer for cores, and not by little."""
     trial = choice.trial
-    if trial is None or not trial.delays_s or not choice.delays_s:
+    if trial is None or trial.delay_s is None or not choice.delays_s:
         return False
-    longer_s = _middle(choice.delays_s) - _middle(trial.delays_s)
-    return longer_s > COST_SHARE * _middle(trial.iterations_s)
+    return _middle(choice.delays_s) - trial.delay_s > COST_SHARE * trial.iteration_s
 
 
 def _known(value_s: float | None) -> tuple[float, ...]:
@@ -303,6 +330,10 @@ def _known(value_s: float | None) -> tuple[float, ...]:
 def _middle(times_s: tuple[float, ...]) -> float:
     """Returns the median: neither a window that was disturbed nor one that was lucky moves it."""
     return statistics.median(times_s)
+
+
+def _range(times_s: tuple[float, ...]) -> float:
+    return max(times_s) - min(times_s)
 
 
 def _cheap_bytes(
@@ -318,7 +349,7 @@ def _cheap_bytes(
         return math.inf
     iteration_s = _middle(choice.iterations_s)
     if choice.trial is not None:
-        iteration_s = min(iteration_s, _middle(choice.trial.iterations_s))
+        iteration_s = min(iteration_s, choice.trial.iteration_s)
     return min(slots.values()) + share * COST_SHARE * iteration_s / byte_s
 
 
@@ -331,7 +362,7 @@ def _slot_bytes(choice: WindowChoice, slots: Mapping[int, int]) -> int:
 
 def _next_patience(choice: WindowChoice, times: int = _PATIENCE_AFTER) -> int:
     """Returns the patience after a change to a larger W: so many times where a trial failed."""
-    return choice.patience * (1 if choice.trial is None else times)
+    return choice.patience if choice.trial is None else min(choice.patience * times, _MOST_PATIENCE)
 
 
 def _smallest(slots: Mapping[int, int], most_bytes: float) -> int | None:

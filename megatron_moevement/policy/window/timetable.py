@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from megatron_moevement.errors import MoEvementError
@@ -29,6 +29,49 @@ class TwoSchedulesError(MoEvementError, RuntimeError):
     """Two schedules have one version: a window would be read by another one than it was written."""
 
 
+class Trial(NamedTuple):
+    """A smaller W that is tried, and what was measured before it.
+
+    Attributes:
+        former: W before it.
+        slot_bytes: of its largest slot; where some are empty, their mean.
+        iteration_s: the median of the newest windows without stalls.
+        spread_s: from the shortest to the longest of these.
+        delay_s: the median of what passes waited for a core in them; None: not known.
+    """
+
+    former: int
+    slot_bytes: int
+    iteration_s: float
+    spread_s: float
+    delay_s: float | None = None
+
+
+class WindowDecision(NamedTuple):
+    """A W that was decided for, and what that leaves to those who choose after it.
+
+    The rank that chooses may be lost, and each restart ends what was measured.
+
+    Attributes:
+        window: W; schedules before its own may be on the way to it.
+        used: the slots that hold anything; None: as many as W has use for.
+        patience: windows with slack that a smaller W takes.
+        reached: slots in use when it was decided for, or on the way to it.
+        trial: that it is; None: it was no change to a smaller W.
+    """
+
+    window: int
+    used: int | None
+    patience: int
+    reached: int
+    trial: Trial | None = None
+
+    def is_among(self, windows: Container[int]) -> bool:
+        """Returns whether a job with other limits may still come to all W that it names."""
+        former = () if self.trial is None else (self.trial.former,)
+        return all(each in windows for each in (self.window, self.used or self.window, *former))
+
+
 class TimetableEntry(NamedTuple):
     """A schedule from a step on.
 
@@ -37,12 +80,15 @@ class TimetableEntry(NamedTuple):
         first_step: the step whose state is slot 0 of the first window under it.
         window: W.
         digest: of the schedule itself.
+        decision: that led to its W; None: W is given, or the first one, or another schedule
+            follows. Journals have room for one.
     """
 
     schedule_version: int
     first_step: int
     window: int
     digest: str
+    decision: WindowDecision | None = None
 
     def window_of(self, step: int) -> Window:
         """Returns the window that captures S_step under this schedule."""
@@ -135,10 +181,19 @@ class Timetable(Document):
         """
         return self.window_of(window.last + 1).last
 
-    def adopted(self, version: int, schedule: WindowSchedule, step: int) -> Timetable:
+    def adopted(
+        self,
+        version: int,
+        schedule: WindowSchedule,
+        step: int,
+        decision: WindowDecision | None = None,
+    ) -> Timetable:
         """Returns what holds after all ranks agreed on another schedule at the barrier of a step.
 
         It is in force from the first window edge after that step on: S_step is captured as before.
+
+        Args:
+            decision: that led to its W; None: W is given.
 
         Raises:
             TwoSchedulesError: its version is not the next.
@@ -151,8 +206,9 @@ class Timetable(Document):
         if step < self.newest.first_step:
             raise ValueError(f"{self.newest} is not in force at step {step}")
         edge = self.newest.window_of(step).last + 1
-        entry = TimetableEntry(version, edge, schedule.window, schedule.digest)
-        return dataclasses.replace(self, entries=(*self.entries, entry))
+        entry = TimetableEntry(version, edge, schedule.window, schedule.digest, decision)
+        former = (each._replace(decision=None) for each in self.entries)
+        return dataclasses.replace(self, entries=(*former, entry))
 
     def restarted(self, step: int) -> Timetable:
         """Returns what holds once windows begin anew at a step, under the newest schedule."""
@@ -185,8 +241,9 @@ def newest_timetable(known: Iterable[Timetable]) -> Timetable | None:
     newest: Timetable | None = None
     for timetable in dict.fromkeys(known):
         for entry in timetable.entries:
-            other = found.setdefault(entry.schedule_version, entry)
-            if other != entry:
+            alone = entry._replace(decision=None)  # which a process has dropped that is ahead
+            other = found.setdefault(entry.schedule_version, alone)
+            if other != alone:
                 raise TwoSchedulesError(
                     f"schedule {entry.schedule_version} is {entry} and {other}: "
                     "windows of it can't be read"
@@ -200,15 +257,18 @@ def _extent(timetable: Timetable) -> tuple[int, int]:
     return timetable.newest.schedule_version, len(timetable.entries)
 
 
-class Proposal(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Proposal(Document):
     """A schedule that ranks are to agree on.
 
     Attributes:
         digest: of the schedule itself.
+        decision: that led to its W; None: W is given.
     """
 
     schedule_version: int
     digest: str
+    decision: WindowDecision | None = None
 
 
 def may_propose(timetable: Timetable, step: int, kept_from: int) -> bool:
@@ -238,7 +298,7 @@ def schedule_vote(timetable: Timetable, proposal: Proposal | None) -> tuple[int,
     """
     newest = timetable.newest
     if proposal is not None and proposal.schedule_version > newest.schedule_version:
-        version, named = proposal.schedule_version, proposal.digest
+        version, named = proposal.schedule_version, repr(proposal)
     else:
         version, named = newest.schedule_version, repr(newest)
     digest = hashlib.sha256(named.encode()).digest()[:_DIGEST_BYTES]

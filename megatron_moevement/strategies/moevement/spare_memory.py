@@ -378,7 +378,8 @@ def _take_along(journal: Journal, known: JournalState, history: History, *, is_f
     persisted = newest_persisted(known.persisted, told.persisted)
     committed = max(known.committed, told.committed)
     timetable = told.timetable
-    if not is_first and timetable.newest < known.timetable.newest:
+    newest_known = known.timetable.newest.schedule_version
+    if not is_first and timetable.newest.schedule_version < newest_known:
         timetable = known.timetable  # of a rank that is a step further
     newest = dataclasses.replace(
         known, committed=committed, persisted=persisted, timetable=timetable

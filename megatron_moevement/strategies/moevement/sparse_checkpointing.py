@@ -266,10 +266,10 @@ class SparseCheckpointing(Strategy):
     def _adopted(self, history: WindowHistory, covered: Covered) -> WindowHistory:
         """Returns the history with the schedule that all ranks have just agreed on, if any."""
         schedules, memory, step = self._session.schedules, self._session.memory, history.step
-        schedule = schedules.agreed(history, covered.schedule)
-        if schedule is None:
+        proposed = schedules.agreed(history, covered.schedule)
+        if proposed is None:
             return history
-        history = history.adopted(schedule, step, step - memory.own_ring.capacity)
+        history = history.adopted(*proposed, step, step - memory.own_ring.capacity)
         memory.change_schedules(history.encoded, step)
         schedules.tell(history)
         return history

@@ -14,7 +14,11 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.schedule_document import encode_schedule
-from megatron_moevement.policy.window.timetable import Timetable, UnknownScheduleError
+from megatron_moevement.policy.window.timetable import (
+    Proposal,
+    Timetable,
+    UnknownScheduleError,
+)
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.strategies.moevement.capture.window_capture import SlotContents
 
@@ -48,24 +52,25 @@ class WindowHistory:
                 raise UnknownScheduleError(f"the schedule of {entry} is missing")
 
     @classmethod
-    def begun(cls, schedule: WindowSchedule, step: int, rollbacks: int, version: int = 0) -> Self:
-        """Returns the history of windows that begin at a step."""
-        timetable = Timetable.begun(schedule, step, version)
-        return cls(timetable, {schedule.digest: schedule}, rollbacks)
+    def begun(cls, schedule: WindowSchedule, step: int, rollbacks: int) -> Self:
+        """Returns the history of windows that begin at a step under the job's first schedule."""
+        return cls(Timetable.begun(schedule, step), {schedule.digest: schedule}, rollbacks)
 
     @cached_property
     def encoded(self) -> Mapping[str, bytes]:
         """The schedules as journals and messages have them."""
         return {digest: encode_schedule(one) for digest, one in self.schedules.items()}
 
-    def adopted(self, schedule: WindowSchedule, step: int, kept_from: int) -> WindowHistory:
+    def adopted(
+        self, proposal: Proposal, schedule: WindowSchedule, step: int, kept_from: int
+    ) -> WindowHistory:
         """Returns what holds once all ranks agreed on another schedule at the barrier of a step.
 
         Args:
             kept_from: the oldest step of which any slot may still be there.
         """
-        version = self.timetable.newest.schedule_version + 1
-        timetable = self.timetable.adopted(version, schedule, step).known_from(kept_from)
+        version, decision = proposal.schedule_version, proposal.decision
+        timetable = self.timetable.adopted(version, schedule, step, decision).known_from(kept_from)
         known = {**self.schedules, schedule.digest: schedule}
         schedules = {digest: known[digest] for digest in timetable.digests()}
         return dataclasses.replace(self, timetable=timetable, schedules=schedules)

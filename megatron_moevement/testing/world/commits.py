@@ -95,7 +95,8 @@ class Commits:
         if agreed is not None:
             timetable = world.policies.adopts(process.timetable, agreed, run.step, process.place)
             process.timetable = timetable.known_from(run.step - world.scenario.ring_capacity)
-            store.schedules = {**store.schedules, agreed.digest: agreed}
+            schedule = agreed.schedule
+            store.schedules = {**store.schedules, schedule.digest: schedule}
             process.scheduling.proposed = None
             entry = timetable.newest
             world.invariants.adopted(process, entry)

@@ -32,6 +32,7 @@ from megatron_moevement.policy.window.timetable import (
     agreed_version,
     schedule_vote,
 )
+from megatron_moevement.testing.world.scheduling import Proposed
 from megatron_moevement.testing.world.step_model import (
     ROLL_FORWARD_SECTION,
     Command,
@@ -40,12 +41,11 @@ from megatron_moevement.testing.world.step_model import (
 from megatron_moevement.testing.world.tokens import Counts, added
 
 
-def adopts(
-    timetable: Timetable, schedule: WindowSchedule, step: int, rank: LogicalRank
-) -> Timetable:
+def adopts(timetable: Timetable, proposed: Proposed, step: int, rank: LogicalRank) -> Timetable:
     """Returns what a rank goes by once the barrier of a step agreed on a schedule."""
     del rank
-    return timetable.adopted(timetable.newest.schedule_version + 1, schedule, step)
+    proposal, schedule = proposed
+    return timetable.adopted(proposal.schedule_version, schedule, step, proposal.decision)
 
 
 def reduced_counts(told: Mapping[LogicalRank, Counts | None], rank: LogicalRank) -> Counts | None:
@@ -85,7 +85,7 @@ class Policies:
     training_step: tuple[Command, ...] = tuple(Command)
     roll_forward_section: tuple[Section, ...] = ROLL_FORWARD_SECTION
     votes_suffice: Callable[[int, int], bool] = operator.eq
-    adopts: Callable[[Timetable, WindowSchedule, int, LogicalRank], Timetable] = adopts
+    adopts: Callable[[Timetable, Proposed, int, LogicalRank], Timetable] = adopts
     reduced_counts: Callable[..., Counts | None] = reduced_counts
     heard: Callable[[Reduced, Reduced], Reduced] = heard
     schedule_of: Callable[[Timetable, Window], TimetableEntry] = Timetable.of

@@ -25,7 +25,7 @@ from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.arithmetic import Entry, Local, Reduced
 from megatron_moevement.testing.world.live import Live
-from megatron_moevement.testing.world.scheduling import Scheduling
+from megatron_moevement.testing.world.scheduling import Proposed, Scheduling
 from megatron_moevement.testing.world.shape import Shape
 from megatron_moevement.testing.world.simulated_store import Store
 from megatron_moevement.testing.world.tokens import Counts
@@ -125,7 +125,7 @@ class Run:
     entry: Entry | None = None
     agreed_persisted: Window | None = None
     agreed_copies: int = 0
-    agreed_schedule: WindowSchedule | None = None
+    agreed_schedule: Proposed | None = None
     complete: Window | None = None
     copies: int = 0
     counts: Counts = ()

@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.watching.schedule_maker import ScheduleMaker, room_for_windows
-from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice
+from megatron_moevement.policy.watching.window_choice import (
+    Reason,
+    WindowChoice,
+    ends_trial,
+)
 from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.policy.window.slot_room import RankRoom
-from megatron_moevement.policy.window.timetable import Proposal, due_change, may_propose
+from megatron_moevement.policy.window.timetable import (
+    Proposal,
+    due_change,
+    may_propose,
+)
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scheduling import Proposed, Wish
 
@@ -95,15 +103,18 @@ class Proposals:
         own.is_busy = False
         window, in_force = wish.window, self._used(process)
         window, used = self._chosen(process, window, in_force)
+        decision = newest.decision if own.choice is None else own.choice.decision
         former = process.schedule(newest)
         schedule = self._maker.wanted(window, known, used, after=former)
         if not self._maker.may_follow(schedule, former):
-            own.settled = wish
-            return
-        own.proposed = Proposed(Proposal(version, schedule.digest), schedule)
+            if not ends_trial(newest.decision, decision):
+                own.settled = wish
+                return
+            schedule = former
+        own.proposed = Proposed(Proposal(version, schedule.digest, decision), schedule)
         self._made[generation, version] = own.proposed
         self._world.report(f"{process} proposes schedule {version}, W = {window}")
-        if window == newest.window and used == in_force:
+        if schedule is not former and window == newest.window and used == in_force:
             self._world.outcome.reasons.add(ORDER)
 
     def _used(self, process: Process) -> int | None:
@@ -118,7 +129,7 @@ class Proposals:
         if noted is None:
             return window, used
         self._world.invariants.schedules.chooses(process, noted)
-        former = WindowChoice.under(window, used, own.choice)
+        former = WindowChoice.under(window, used, own.choice, process.timetable.newest.decision)
         if not former.is_under_way(window, used):
             former = former.after(noted.measured, self._slots, len(process.holders))
         own.choice = choice = former

@@ -242,7 +242,7 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     own.announced = announced_version(known)
     if version is not None and version > process.timetable.newest.schedule_version:
         assert own.proposed is not None
-        run.agreed_schedule = own.proposed.schedule
+        run.agreed_schedule = own.proposed
 
 
 def _measured(world: World, process: Process, run: Run) -> Reduced:

@@ -16,8 +16,15 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.policy.window.timetable import MAX_ENTRIES, Timetable, TimetableEntry
+from megatron_moevement.policy.window.timetable import (
+    MAX_ENTRIES,
+    Timetable,
+    TimetableEntry,
+    Trial,
+    WindowDecision,
+)
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape, JournalState
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES
 from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
@@ -130,6 +137,25 @@ def test_a_schedule_is_there_before_a_state_names_it_and_stays_while_one_does(sh
     with pytest.raises(ValueError, match="no room for the schedule c"):
         made.keep_schedules({**other, "c": b"x"})
     made.close()
+
+
+def test_there_is_room_for_as_many_schedules_as_a_job_remembers_and_a_decision(journal):
+    many, window = 1_000_000_000, 100
+    entries = [
+        TimetableEntry(many + number, many * window + number * window, window, "f" * 64)
+        for number in range(MAX_ENTRIES)
+    ]
+    trial = Trial(window, 10**12, 1000 / 3, 100 / 3, 10 / 3)
+    entries[-1] = entries[-1]._replace(decision=WindowDecision(window, window, many, window, trial))
+    state = state_at(
+        many * window,
+        rollbacks=many,
+        timetable=Timetable(tuple(entries), many),
+        persisted=Window(many * window, window, many),
+        rank=LogicalRank(*[10_000] * 5),
+    )
+    journal.write_state(state)
+    assert reopened(journal).state == state
 
 
 def test_a_schedule_that_is_damaged_is_not_there(shared_memory):

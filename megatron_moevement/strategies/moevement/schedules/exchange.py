@@ -7,18 +7,18 @@ commit barrier that there is one, and only then reads it: nobody polls.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from megatron_moevement.policy.job.operators import Inventory
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.policy.window.schedule_document import decode_schedule, encode_schedule
-from megatron_moevement.policy.window.timetable import Proposal
+from megatron_moevement.policy.window.timetable import Proposal, WindowDecision
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,18 @@ _PATIENCE_S = 5.0
 """For a thread to come back from the job's store, whose host may have died."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Proposed:
+class Proposed(NamedTuple):
     """A proposed schedule that this process has in whole."""
 
     proposal: Proposal
     schedule: WindowSchedule
+
+
+class Made(NamedTuple):
+    """A schedule that is to be proposed, and the decision for its W; None: W is given."""
+
+    schedule: WindowSchedule
+    decision: WindowDecision | None
 
 
 class ScheduleExchange:
@@ -51,7 +57,7 @@ class ScheduleExchange:
         self.proposed: Proposed | None = None
         """The newest, once it is here; set by one assignment."""
 
-    def propose(self, version: int, make: Callable[[], WindowSchedule | None]) -> None:
+    def propose(self, version: int, make: Callable[[], Made | None]) -> None:
         """Has a schedule made and put where all read it.
 
         Args:
@@ -59,12 +65,13 @@ class ScheduleExchange:
         """
 
         def run() -> None:
-            schedule = make()
-            if schedule is None:
+            made = make()
+            if made is None:
                 return
-            text = json.dumps([schedule.digest, encode_schedule(schedule).hex()])
+            proposal = Proposal(version, made.schedule.digest, made.decision)
+            text = json.dumps([proposal.document(), encode_schedule(made.schedule).hex()])
             self._store.set(self._key(version), text)
-            self.proposed = Proposed(Proposal(version, schedule.digest), schedule)
+            self.proposed = Proposed(proposal, made.schedule)
 
         self._begin(run)
 
@@ -72,9 +79,10 @@ class ScheduleExchange:
         """Has a proposed schedule read, which is in the store by now."""
 
         def run() -> None:
-            digest, text = json.loads(self._store.get(self._key(version)))
-            schedule = decode_schedule(bytes.fromhex(text), self._inventory, digest)
-            self.proposed = Proposed(Proposal(version, digest), schedule)
+            document, text = json.loads(self._store.get(self._key(version)))
+            proposal = Proposal.of_document(document)
+            schedule = decode_schedule(bytes.fromhex(text), self._inventory, proposal.digest)
+            self.proposed = Proposed(proposal, schedule)
 
         self._begin(run)
 

@@ -12,7 +12,8 @@ from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.watching.measurements import Reduced
 from megatron_moevement.policy.watching.schedule_maker import ScheduleMaker, noted
-from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.watching.window_choice import ends_trial
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.schedule_document import decode_schedule
 from megatron_moevement.policy.window.timetable import (
     Timetable,
@@ -30,7 +31,11 @@ from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
-from megatron_moevement.strategies.moevement.schedules.exchange import ScheduleExchange
+from megatron_moevement.strategies.moevement.schedules.exchange import (
+    Made,
+    Proposed,
+    ScheduleExchange,
+)
 from megatron_moevement.strategies.moevement.schedules.popularity_watch import PopularityWatch
 from megatron_moevement.strategies.moevement.schedules.window_chooser import WindowChooser
 from megatron_moevement.strategies.moevement.window_history import WindowHistory
@@ -123,16 +128,15 @@ class ScheduleChanges:
         timetable = None if plan is None else plan.schedules.timetable
         if timetable is None:
             return WindowHistory.begun(self._memory.plan.schedule, step, rollbacks)
-        newest = timetable.newest
-        schedule = self._known[newest.digest]
-        return WindowHistory.begun(schedule, step, rollbacks, newest.schedule_version)
+        newest = timetable.newest._replace(first_step=step)
+        return self.history(Timetable((newest,), newest.schedule_version), rollbacks, None)
 
     def vote(self, history: WindowHistory, *, is_replay: bool) -> tuple[int, int]:
         """Returns what this rank brings to the barrier; a replay decides nothing again."""
         proposed = None if is_replay else self._exchange.proposed
         return schedule_vote(history.timetable, None if proposed is None else proposed.proposal)
 
-    def agreed(self, history: WindowHistory, greatest: tuple[int, int]) -> WindowSchedule | None:
+    def agreed(self, history: WindowHistory, greatest: tuple[int, int]) -> Proposed | None:
         """Returns the schedule that all ranks have just agreed on, if it is another one.
 
         Args:
@@ -144,7 +148,7 @@ class ScheduleChanges:
             return None
         if proposed is None or proposed.proposal.schedule_version != version:
             raise UnknownScheduleError(f"this rank has not voted for the schedule {version}")
-        return proposed.schedule
+        return proposed
 
     def tell(self, history: WindowHistory) -> None:
         """Reports the schedule that all ranks have just agreed on."""
@@ -199,15 +203,18 @@ class ScheduleChanges:
         if wanted == self._settled and (chooser is None or not chooser.has_news):
             return
 
-        def make() -> WindowSchedule | None:
-            window, used = fixed, None
+        def make() -> Made | None:
+            window, used, decision = fixed, None, None
             if chooser is not None and fixed not in maker.windows:
                 window = maker.planned.window  # a former launch might replay more steps
             elif chooser is not None:
-                window, used = chooser.choose(fixed, maker.used_of(in_force))
+                window, used = chooser.choose(fixed, maker.used_of(in_force), newest.decision)
+                decision = chooser.decision(newest.decision)
             schedule = maker.wanted(window, known, used, after=in_force)
             if maker.may_follow(schedule, in_force):
-                return schedule
+                return Made(schedule, decision)
+            if ends_trial(newest.decision, decision):
+                return Made(in_force, decision)
             self._settled = wanted
             if schedule.digest != newest.digest:
                 logger.warning(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from megatron_moevement.policy.watching.measurements import Measured
 from megatron_moevement.policy.watching.schedule_maker import Noted, SlotSizes
 from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice
+from megatron_moevement.policy.window.timetable import WindowDecision
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.notices import Notices
 
@@ -57,12 +58,23 @@ class WindowChooser:
         """Whether something was noted since the last choice."""
         return self._noted is not None
 
-    def choose(self, window: int, used: int | None) -> tuple[int, int | None]:
+    def decision(self, standing: WindowDecision | None) -> WindowDecision | None:
+        """Returns what led to the W that was chosen last; None: it is the first one.
+
+        Args:
+            standing: that led to the W in force: it holds where nothing was chosen since a restart.
+        """
+        return standing if self._choice is None else self._choice.decision
+
+    def choose(
+        self, window: int, used: int | None, standing: WindowDecision | None = None
+    ) -> tuple[int, int | None]:
         """Returns the W that is to follow, and how many of its slots hold anything.
 
         Args:
             window: in force.
             used: of its slots, as they are returned; None: as many as W has use for.
+            standing: that led to it, maybe in a launch with other limits of W.
         """
         noted, self._noted = self._noted, None
         if noted is None:
@@ -70,7 +82,9 @@ class WindowChooser:
         if self._sizes is None:
             self._sizes = self._make_sizes()
         largest = {each: size.largest_bytes for each, size in self._sizes.items()}
-        former = WindowChoice.under(window, used, self._choice)
+        if standing is not None and not standing.is_among(largest):
+            standing = WindowDecision(window, used, standing.patience, reached=0)
+        former = WindowChoice.under(window, used, self._choice, standing)
         if not former.is_under_way(window, used):
             former = former.after(noted.measured, largest, self._replicas)
         self._choice = choice = former
