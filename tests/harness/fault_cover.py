@@ -342,7 +342,7 @@ LARGE_ROWS = _named(
 )
 """Every kind of fault and every stage of the largest layout, and changes of W.
 
-With W = 3 a job of it did not propose the reversed order."""
+Each order of its experts gives the same slots."""
 TENSOR_ROWS = _named(
     f"kill commit {TENSOR} first last outside-second neighbour bf16-distributed 4 none none",
     f"stop backward {TENSOR} last first outside-first same-stage fp16-overlap 2 none none",
