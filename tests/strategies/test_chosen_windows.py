@@ -50,74 +50,63 @@ def test_a_job_that_measures_and_is_killed_ends_with_the_same_bits(
     assert {process for each in spent for process in each["send_s"]} == {"1", "2"}
 
 
-@pytest.mark.parametrize(
-    ("killed_at", "link"),
-    [
-        pytest.param(None, 1.2, id="never", marks=pytest.mark.slow),
-        pytest.param(18, 1.2, id="between choice and edge", marks=pytest.mark.slow),
-        pytest.param(26, 1.2, id="under the smaller W", marks=pytest.mark.slow),
-        pytest.param(41, 0.01, id="under empty slots"),
-    ],
-)
-def test_all_ranks_come_to_the_w_that_was_chosen_and_lose_no_bit(
-    megatron_fork_server, text, uninterrupted, tmp_path, killed_at, link
-):
-    case = dataclasses.replace(CASE, deaths=4)
-    flags = ("--moevement-window=auto", "--moevement-max-replay-steps=9")
-    program = case.protected_program(megatron_fork_server, text, *flags)
-    measured = ("--stalled=30", f"--link={link}")
-    program = dataclasses.replace(program, path=PROGRAM, flags=(*measured, *program.flags))
-    run = Run(program, tmp_path)
-    if killed_at is not None:
-        die(run, case, FaultPoint.GATHER, [killed_at])
-    assert digest_differences(run.finish(), uninterrupted(case)) == []
-    choices = [event.fields for event in events_of(run, EventName.WINDOW_CHOSEN)]
-    chosen = [
-        (each["former"], each["window"], each["reason"]) for each in choices if each["used"] is None
-    ]
-    assert choices[-1]["used"] == (1 if link < 1 else None)
-    assert min(each["contention_s"] for each in choices) > 0  # CPU times are asked for
-    windows = windows_of(run)
-    assert chosen[0] == (4, 1, "slack")
-    assert windows
-    assert all(window <= 5 for _, window in windows)
-    if killed_at is None:
-        former, larger, reason = chosen[1]
-        assert (former, reason) == (1, "stalls")
-        assert [window for _, window in windows] == [1, larger]
-
-
 @pytest.fixture
 def trained(megatron_fork_server, text, uninterrupted, tmp_path):
-    """Trains a job whose iterations become longer, and kills all of its processes once."""
+    """Trains a job that measures something else from a step on, and kills all processes once."""
 
-    def run_of(deaths, longer_from, killed_at):
+    def run_of(deaths, changed_from, change, killed_at):
         case = dataclasses.replace(CASE, deaths=deaths)
         flags = ("--moevement-window=auto", "--moevement-max-replay-steps=9")
         program = case.protected_program(megatron_fork_server, text, *flags)
-        flags = (f"--stalled={longer_from}", "--longer=1.5", *program.flags)
+        flags = (f"--stalled={changed_from}", change, *program.flags)
         run = Run(dataclasses.replace(program, path=PROGRAM, flags=flags), tmp_path)
-        die(run, case, FaultPoint.GATHER, [killed_at])
+        if killed_at is not None:
+            die(run, case, FaultPoint.GATHER, [killed_at])
         assert digest_differences(run.finish(), uninterrupted(case)) == []
         return run
 
     return run_of
 
 
+def sizes_of(run):
+    """Returns the W that the ranks came to, one after the other."""
+    return [window for window, _ in itertools.groupby(window for _, window in windows_of(run))]
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "link"),
+    [
+        pytest.param(None, 1.2, id="never", marks=pytest.mark.slow),
+        pytest.param(30, 1.2, id="between choice and edge", marks=pytest.mark.slow),
+        pytest.param(47, 1.2, id="under the smaller W", marks=pytest.mark.slow),
+        pytest.param(68, 0.01, id="under empty slots"),
+    ],
+)
+def test_all_ranks_come_to_the_w_that_was_chosen_and_lose_no_bit(trained, killed_at, link):
+    run = trained(8, 56, f"--link={link}", killed_at)
+    choices = [event.fields for event in events_of(run, EventName.WINDOW_CHOSEN)]
+    assert min(each["contention_s"] for each in choices) > 0  # CPU times are asked for
+    assert (choices[0]["former"], choices[0]["reason"]) == (4, "slack")
+    assert choices[-1]["used"] == (1 if link < 1 else None)
+    assert choices[-1]["reason"] == ("no window fits" if link < 1 else "stalls")
+    before, (last,) = sizes_of(run)[-3:-1], sizes_of(run)[-1:]
+    assert before == [2, 1]
+    assert 1 < last <= 5
+
+
 def test_a_smaller_w_that_was_tried_is_given_up_by_those_who_did_not_choose_it(trained):
     """All processes are killed in the trial: what was measured before it is in memory alone."""
-    run = trained(deaths=8, longer_from=46, killed_at=47)
+    run = trained(8, 46, "--longer=1.5", killed_at=47)
     choices = [event.fields for event in events_of(run, EventName.WINDOW_CHOSEN)]
     chosen = [(each["former"], each["window"], each["reason"]) for each in choices]
     assert chosen == [(4, 1, "slack"), (2, 1, "slack"), (1, 4, "costs")]
-    windows = [window for window, _ in itertools.groupby(size for _, size in windows_of(run))]
-    assert windows == [4, 2, 1, 4]
+    assert sizes_of(run) == [4, 2, 1, 4]
 
 
 @pytest.mark.slow
 def test_the_end_of_a_trial_outlasts_the_death_of_all_processes(trained):
     """Iterations that are longer after the trial give W up no more, whoever chooses."""
-    run = trained(deaths=15, longer_from=115, killed_at=118)
+    run = trained(15, 115, "--longer=1.5", killed_at=118)
     choices = [event.fields for event in events_of(run, EventName.WINDOW_CHOSEN)]
     assert {each["reason"] for each in choices} == {"slack"}
     windows = windows_of(run)
