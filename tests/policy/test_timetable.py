@@ -110,7 +110,7 @@ def test_one_change_at_a_time():
 
 @pytest.mark.parametrize("version", [0, 1, 3])
 def test_a_version_is_the_next_and_no_other(version):
-    timetable = Timetable.begun(schedule_of(2), 0, version=1)
+    timetable = Timetable.begun(schedule_of(2), 0).restarted(0)
     with pytest.raises(TwoSchedulesError, match="would follow 1"):
         timetable.adopted(version, schedule_of(3), 4)
 

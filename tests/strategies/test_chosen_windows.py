@@ -85,13 +85,22 @@ def sizes_of(run):
 def test_all_ranks_come_to_the_w_that_was_chosen_and_lose_no_bit(trained, killed_at, link):
     run = trained(8, 56, f"--link={link}", killed_at)
     choices = [event.fields for event in events_of(run, EventName.WINDOW_CHOSEN)]
-    assert min(each["contention_s"] for each in choices) > 0  # CPU times are asked for
-    assert (choices[0]["former"], choices[0]["reason"]) == (4, "slack")
+    chosen = [
+        (each["former"], each["window"], each["reason"]) for each in choices if each["used"] is None
+    ]
     assert choices[-1]["used"] == (1 if link < 1 else None)
+    assert min(each["contention_s"] for each in choices) > 0  # CPU times are asked for
     assert choices[-1]["reason"] == ("no window fits" if link < 1 else "stalls")
-    before, (last,) = sizes_of(run)[-3:-1], sizes_of(run)[-1:]
-    assert before == [2, 1]
+    assert chosen[0] == (4, 1, "slack")
+    *before, last = sizes_of(run)
+    assert before[-2:] == [2, 1]
     assert 1 < last <= 5
+    assert all(window <= 5 for window in before)
+    if killed_at is None:
+        on_its_way, (former, larger, reason) = chosen[1:]
+        assert on_its_way == (2, 1, "slack")
+        assert (former, reason) == (1, "stalls")
+        assert [*before, last] == [4, 2, 1, larger]
 
 
 def test_a_smaller_w_that_was_tried_is_given_up_by_those_who_did_not_choose_it(trained):

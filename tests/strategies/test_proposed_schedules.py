@@ -20,11 +20,7 @@ from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.job_plan import Found, PlannedJob, plan_of
 from megatron_moevement.strategies.moevement.protection.members import Member
-from megatron_moevement.strategies.moevement.schedules.exchange import (
-    Made,
-    Proposed,
-    ScheduleExchange,
-)
+from megatron_moevement.strategies.moevement.schedules.exchange import Proposed, ScheduleExchange
 from megatron_moevement.strategies.moevement.schedules.schedule_changes import ScheduleChanges
 
 EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(5)]
@@ -41,12 +37,16 @@ def store():
     dist.destroy_process_group()
 
 
+def proposed(version, schedule, decision=None):
+    return Proposed(Proposal(version, schedule.digest, decision), schedule)
+
+
 def test_what_one_rank_proposes_others_fetch(store):
     proposer, other, of_another_generation = (
         ScheduleExchange(name, INVENTORY) for name in ("first", "first", "second")
     )
     schedule = schedule_of(INVENTORY, 2)
-    proposer.propose(3, lambda: Made(schedule, DECISION))
+    proposer.propose(3, lambda: proposed(3, schedule, DECISION))
     proposer.close()
     assert proposer.proposed == Proposed(Proposal(3, schedule.digest, DECISION), schedule)
     other.fetch(3)
@@ -65,11 +65,11 @@ def test_nothing_is_proposed_where_nothing_is_to_change(store):
 def test_what_fails_is_tried_again_when_asked_for(store, caplog):
     exchange = ScheduleExchange("first", INVENTORY)
     with caplog.at_level(logging.WARNING):
-        exchange.propose(1, lambda: Made(schedule_of(INVENTORY, 0), None))
+        exchange.propose(1, lambda: proposed(1, schedule_of(INVENTORY, 0)))
         exchange.close()
     assert "not agreed on yet" in caplog.text
     assert exchange.proposed is None
-    exchange.propose(1, lambda: Made(schedule_of(INVENTORY, 3), None))
+    exchange.propose(1, lambda: proposed(1, schedule_of(INVENTORY, 3)))
     exchange.close()
     assert exchange.proposed.schedule.window == 3
 
@@ -89,7 +89,7 @@ def test_a_store_that_is_lost_meanwhile_is_one_line(store, caplog, monkeypatch):
 
 def test_a_schedule_of_other_operators_is_not_taken(store, caplog):
     proposer, other = (ScheduleExchange("first", each) for each in (INVENTORY, SMALLER))
-    proposer.propose(1, lambda: Made(schedule_of(INVENTORY, 2), None))
+    proposer.propose(1, lambda: proposed(1, schedule_of(INVENTORY, 2)))
     proposer.close()
     with caplog.at_level(logging.WARNING):
         other.fetch(1)

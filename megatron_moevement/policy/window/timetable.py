@@ -125,10 +125,9 @@ class Timetable(Document):
                 raise ValueError(f"{later} begins within a window of {former}")
 
     @classmethod
-    def begun(cls, schedule: WindowSchedule, step: int, version: int = 0) -> Timetable:
-        """Returns the timetable of windows that begin at a step under their first schedule."""
-        entry = TimetableEntry(version, step, schedule.window, schedule.digest)
-        return cls((entry,), version)
+    def begun(cls, schedule: WindowSchedule, step: int) -> Timetable:
+        """Returns the timetable of windows that begin at a step under the first schedule."""
+        return cls((TimetableEntry(0, step, schedule.window, schedule.digest),))
 
     @property
     def newest(self) -> TimetableEntry:

@@ -14,11 +14,7 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.schedule_document import encode_schedule
-from megatron_moevement.policy.window.timetable import (
-    Proposal,
-    Timetable,
-    UnknownScheduleError,
-)
+from megatron_moevement.policy.window.timetable import Proposal, Timetable, UnknownScheduleError
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.strategies.moevement.capture.window_capture import SlotContents
 

@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.watching.schedule_maker import ScheduleMaker, room_for_windows
-from megatron_moevement.policy.watching.window_choice import (
-    Reason,
-    WindowChoice,
-    ends_trial,
-)
+from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice, ends_trial
 from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.policy.window.slot_room import RankRoom
-from megatron_moevement.policy.window.timetable import (
-    Proposal,
-    due_change,
-    may_propose,
-)
+from megatron_moevement.policy.window.timetable import Proposal, due_change, may_propose
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scheduling import Proposed, Wish
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from megatron_moevement.policy.job.operators import Inventory
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.policy.window.schedule_document import decode_schedule, encode_schedule
-from megatron_moevement.policy.window.timetable import Proposal, WindowDecision
+from megatron_moevement.policy.window.timetable import Proposal
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +31,6 @@ class Proposed(NamedTuple):
 
     proposal: Proposal
     schedule: WindowSchedule
-
-
-class Made(NamedTuple):
-    """A schedule that is to be proposed, and the decision for its W; None: W is given."""
-
-    schedule: WindowSchedule
-    decision: WindowDecision | None
 
 
 class ScheduleExchange:
@@ -57,7 +50,7 @@ class ScheduleExchange:
         self.proposed: Proposed | None = None
         """The newest, once it is here; set by one assignment."""
 
-    def propose(self, version: int, make: Callable[[], Made | None]) -> None:
+    def propose(self, version: int, make: Callable[[], Proposed | None]) -> None:
         """Has a schedule made and put where all read it.
 
         Args:
@@ -65,13 +58,13 @@ class ScheduleExchange:
         """
 
         def run() -> None:
-            made = make()
-            if made is None:
+            proposed = make()
+            if proposed is None:
                 return
-            proposal = Proposal(version, made.schedule.digest, made.decision)
-            text = json.dumps([proposal.document(), encode_schedule(made.schedule).hex()])
+            encoded = encode_schedule(proposed.schedule)
+            text = json.dumps([proposed.proposal.document(), encoded.hex()])
             self._store.set(self._key(version), text)
-            self.proposed = Proposed(proposal, made.schedule)
+            self.proposed = proposed
 
         self._begin(run)
 

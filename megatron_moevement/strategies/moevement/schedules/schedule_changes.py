@@ -16,6 +16,7 @@ from megatron_moevement.policy.watching.window_choice import ends_trial
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.schedule_document import decode_schedule
 from megatron_moevement.policy.window.timetable import (
+    Proposal,
     Timetable,
     UnknownScheduleError,
     agreed_version,
@@ -31,11 +32,7 @@ from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
-from megatron_moevement.strategies.moevement.schedules.exchange import (
-    Made,
-    Proposed,
-    ScheduleExchange,
-)
+from megatron_moevement.strategies.moevement.schedules.exchange import Proposed, ScheduleExchange
 from megatron_moevement.strategies.moevement.schedules.popularity_watch import PopularityWatch
 from megatron_moevement.strategies.moevement.schedules.window_chooser import WindowChooser
 from megatron_moevement.strategies.moevement.window_history import WindowHistory
@@ -203,7 +200,7 @@ class ScheduleChanges:
         if wanted == self._settled and (chooser is None or not chooser.has_news):
             return
 
-        def make() -> Made | None:
+        def make() -> Proposed | None:
             window, used, decision = fixed, None, None
             if chooser is not None and fixed not in maker.windows:
                 window = maker.planned.window  # a former launch might replay more steps
@@ -211,10 +208,10 @@ class ScheduleChanges:
                 window, used = chooser.choose(fixed, maker.used_of(in_force), newest.decision)
                 decision = chooser.decision(newest.decision)
             schedule = maker.wanted(window, known, used, after=in_force)
-            if maker.may_follow(schedule, in_force):
-                return Made(schedule, decision)
-            if ends_trial(newest.decision, decision):
-                return Made(in_force, decision)
+            is_next = maker.may_follow(schedule, in_force)
+            if is_next or ends_trial(newest.decision, decision):
+                following = schedule if is_next else in_force
+                return Proposed(Proposal(version, following.digest, decision), following)
             self._settled = wanted
             if schedule.digest != newest.digest:
                 logger.warning(
